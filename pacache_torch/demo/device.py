@@ -1,0 +1,50 @@
+"""Where the demo runs: the CPU, or an NPU when there is one."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+import torch
+
+_OPS = ("pacache::scatter_pa_kv_cache", "pacache::paged_cache_load")
+
+
+class DeviceUnavailable(RuntimeError):
+    """The device that was asked for cannot be used; the text says why."""
+
+
+def choose_device(name: str) -> tuple[torch.device, str]:
+    """Return the device for ``cpu``, ``npu`` or ``auto``, and a few words on the choice."""
+    if name == "cpu":
+        return torch.device("cpu"), "as asked"
+    obstacle = _npu_obstacle()
+    if obstacle is None:
+        return torch.device("npu:0"), "as asked" if name == "npu" else "an NPU is available"
+    if name == "npu":
+        raise DeviceUnavailable(f"no NPU to run on: {obstacle}")
+    return torch.device("cpu"), obstacle
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until ``device`` has done what was queued; nothing to wait for on the CPU."""
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize()
+
+
+def _npu_obstacle() -> str | None:
+    if not hasattr(torch, "npu"):
+        if importlib.util.find_spec("torch_npu") is None:
+            return "torch_npu is not installed"
+        try:
+            importlib.import_module("torch_npu")
+        except Exception as error:
+            # Without CANN this is an ImportError or an OSError that names a library.
+            return f"torch_npu does not import ({error})"
+    if not torch.npu.is_available():
+        return "torch_npu finds no device"
+    # torch_npu runs an op that has no NPU kernel on the CPU, silently.
+    for op in _OPS:
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(op, "PrivateUse1"):
+            return f"{op} has no NPU kernel in this build of pacache_torch"
+    return None
