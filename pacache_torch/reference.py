@@ -664,8 +664,8 @@ def _nct_extent(args: ScatterArgs, source: _Source) -> _Extent:
 
 
 def _check_disjoint(op: str, written: list[_Extent], read: list[_Extent]) -> None:
-    """No byte that is written is in another tensor: written against written, then each written against each read."""
-    pairs = list(itertools.combinations(written, 2)) + list(itertools.product(written, read))
+    """No byte that is written is in another tensor: written against written, then each read one against the written."""
+    pairs = list(itertools.combinations(written, 2)) + [(extent, other) for other in read for extent in written]
     for extent, other in pairs:
         if _share_a_byte(extent, other):
             fail(
