@@ -155,27 +155,27 @@ def _scatter_nhsd(slots: list[int], x: Tensor, cache: Tensor) -> None:
 
 
 def _scatter_nz_4d(slots: list[int], x: Tensor, cache: Tensor) -> None:
-    """Put x [T, N, D] into cache [num_blocks, N * D / L, block_size, L]."""
+    """Put x [T, N, D] into cache [num_blocks, N * D / L, block_size, L], a unit of L elements at a time."""
     block_size, unit = cache.shape[2:]
     head_size = x.size(2)
     for i, slot in enumerate(slots):
         if slot < 0:
             continue
         for h in range(x.size(1)):
-            for d in range(head_size):
-                c = h * head_size + d
-                cache[slot // block_size, c // unit, slot % block_size, c % unit] = x[i, h, d]
+            for d in range(0, head_size, unit):
+                c = h * head_size + d  # a multiple of L, as D is one
+                cache[slot // block_size, c // unit, slot % block_size, :] = x[i, h, d : d + unit]
 
 
 def _scatter_nz_5d(slots: list[int], x: Tensor, cache: Tensor) -> None:
-    """Put x [T, N, D] into cache [num_blocks, N, D / L, block_size, L]."""
+    """Put x [T, N, D] into cache [num_blocks, N, D / L, block_size, L], a unit of L elements at a time."""
     block_size, unit = cache.shape[3:]
     for i, slot in enumerate(slots):
         if slot < 0:
             continue
         for h in range(x.size(1)):
-            for d in range(x.size(2)):
-                cache[slot // block_size, h, d // unit, slot % block_size, d % unit] = x[i, h, d]
+            for d in range(0, x.size(2), unit):
+                cache[slot // block_size, h, d // unit, slot % block_size, :] = x[i, h, d : d + unit]
 
 
 @dataclass(frozen=True)
@@ -362,31 +362,26 @@ def _load_norm(sequence: _Sequence, cache: Tensor, out: Tensor) -> None:
 def _load_nz_4d(sequence: _Sequence, cache: Tensor, out: Tensor) -> None:
     """Cache [num_blocks, W / L, block_size, L] into out [rows, W] or [rows, N, D] with W = N * D."""
     block_size, unit = cache.shape[2:]
+    token = torch.empty(cache.size(1) * unit, dtype=cache.dtype, device=cache.device)
     for j in range(sequence.length):
         block = sequence.blocks[j // block_size]
-        for c in range(cache.size(1) * unit):
-            _write_channel(out, sequence.first_row + j, c, cache[block, c // unit, j % block_size, c % unit])
+        for u in range(cache.size(1)):
+            token[u * unit : (u + 1) * unit] = cache[block, u, j % block_size, :]
+        out[sequence.first_row + j] = token.view(out.shape[1:])
 
 
 def _load_nz_5d(sequence: _Sequence, cache: Tensor, out: Tensor) -> None:
     """Cache [num_blocks, N, D / L, block_size, L] into out [rows, W] or [rows, N, D] with W = N * D."""
     block_size, unit = cache.shape[3:]
     head_size = cache.size(2) * unit
+    token = torch.empty(cache.size(1) * head_size, dtype=cache.dtype, device=cache.device)
     for j in range(sequence.length):
         block = sequence.blocks[j // block_size]
         for h in range(cache.size(1)):
-            for d in range(head_size):
-                element = cache[block, h, d // unit, j % block_size, d % unit]
-                _write_channel(out, sequence.first_row + j, h * head_size + d, element)
-
-
-def _write_channel(out: Tensor, row: int, c: int, element: Tensor) -> None:
-    """Element c of the W elements of a row of out, which is [rows, W] or [rows, N, D]."""
-    if out.dim() == 2:
-        out[row, c] = element
-    else:
-        head_size = out.size(2)
-        out[row, c // head_size, c % head_size] = element
+            for d in range(0, head_size, unit):
+                c = h * head_size + d
+                token[c : c + unit] = cache[block, h, d // unit, j % block_size, :]
+        out[sequence.first_row + j] = token.view(out.shape[1:])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
