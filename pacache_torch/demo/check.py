@@ -19,8 +19,9 @@ class CheckedCache:
     """A cache whose every read is compared, bit for bit, with a dense run that came before.
 
     Both runs follow the same schedule, so each matmul sees the same numbers in the same shape
-    and the two must agree exactly, in any dtype. Differences are counted, not raised: the run
-    goes on, as a server would, and the tokens show what became of it.
+    and the two must agree exactly, in any dtype. Tokens alone would not do: attention gives the
+    same when the rows of two whole blocks change places. Differences are counted, not raised: the
+    run goes on, as a server would, and the tokens show what became of it.
     """
 
     def __init__(self, cache: KVCache, reference: DenseCache) -> None:

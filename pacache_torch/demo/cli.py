@@ -7,13 +7,14 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from pacache_torch.demo import report as reporting
 from pacache_torch.demo.block_allocator import BlockAllocator
@@ -70,14 +71,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(
         f"{len(prompts)} prompts of {min(map(len, prompts))} to {max(map(len, prompts))} bytes, "
         f"{config.new_tokens} new tokens each; {config.decoder.num_layers} layers, random "
-        f"weights, blocks of {config.block_size} tokens; device {device} ({reason})"
+        f"weights, blocks of {config.block_size} tokens; device {device} ({reason}), "
+        f"CPU threads: {arguments.threads}"
     )
     started = time.perf_counter()
-    reports = run(config, prompts, show_progress=True)
+    with _cpu_threads(arguments.threads):
+        reports = run(config, prompts, show_progress=True)
     seconds = time.perf_counter() - started
 
     print(reporting.table(reports))
     first = reports[0]
+    print(
+        "tokens/s: prompt and new tokens through the decoder, without the time of the comparison; "
+        "\nms and GB/s: inside the operator over the whole run, bytes read and written."
+    )
     print(
         f"\nEach run: {first.mixed_steps} of {first.steps} steps mix prefill and decode, "
         f"{first.continued_chunks} prompt chunks read earlier ones back, "
@@ -98,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"the dense cache, bit for bit ({seconds:.1f} s)."
         )
     if arguments.json is not None:
-        _write_json(arguments.json, config, reports, ok, seconds)
+        _write_json(arguments, config, reports, ok, seconds)
     return 0 if ok else 1
 
 
@@ -256,6 +263,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--layers", type=_positive, metavar="N", help="decoder layers")
     parser.add_argument("--new-tokens", type=_positive, metavar="N", help="per prompt")
     parser.add_argument("--block-size", type=_positive, metavar="N", help="tokens per block")
+    parser.add_argument(
+        "--threads",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="CPU threads, default 1: matmuls this small lose more to a core that is busy than "
+        "they gain from a second one",
+    )
     parser.add_argument("--quick", action="store_true", help="a small model and fewer tokens")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to FILE")
     return parser
@@ -269,30 +284,41 @@ def _positive(text: str) -> int:
 
 
 def _write_json(
-    path: Path, config: DemoConfig, reports: list[RunReport], ok: bool, seconds: float
+    arguments: argparse.Namespace,
+    config: DemoConfig,
+    reports: list[RunReport],
+    ok: bool,
+    seconds: float,
 ) -> None:
     values: dict[str, Any] = {
         "ok": ok,
         "seconds": seconds,
         "torch": str(torch.__version__),
         "device": str(config.device),
-        "threads": torch.get_num_threads(),
+        "threads": arguments.threads,
         "decoder": asdict(config.decoder),
         "block_size": config.block_size,
         "token_budget": config.token_budget,
         "runs": [report.as_dict() for report in reports],
     }
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    arguments.json.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 @contextmanager
-def _progress(total: int, show: bool) -> Any:
-    """Yield ``describe(text)`` and ``advance(new_tokens)`` of a progress bar."""
+def _cpu_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
-        from tqdm import tqdm
-    except ImportError:
-        yield lambda text: show and print(text, file=sys.stderr), lambda new_tokens: None
-        return
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _progress(
+    total: int, show: bool
+) -> Iterator[tuple[Callable[[str], object], Callable[[int], object]]]:
+    """Yield ``describe(text)`` and ``advance(new_tokens)`` of a progress bar."""
     # A log file gets a line now and then, a terminal a bar that moves.
     interval = 0.1 if sys.stderr.isatty() else 5.0
     with tqdm(total=total, unit="tok", disable=not show, mininterval=interval) as bar:

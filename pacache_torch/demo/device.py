@@ -41,7 +41,7 @@ def _npu_obstacle() -> str | None:
         except Exception as error:
             # Without CANN this is an ImportError or an OSError that names a library.
             return f"torch_npu does not import ({error})"
-    if not torch.npu.is_available():
+    if not torch.get_device_module("npu").is_available():
         return "torch_npu finds no device"
     # torch_npu runs an op that has no NPU kernel on the CPU, silently.
     for op in _OPS:

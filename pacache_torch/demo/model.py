@@ -169,7 +169,8 @@ class Decoder:
         if count > 1:
             scores = scores + self._causal_mask[start : start + count, :length]
         weights = scores.softmax(-1).view(kv_heads, group * count, length)
-        mixed = (weights @ values.permute(1, 0, 2)).view(kv_heads, group, count, head_size)
+        mixed: Tensor = weights @ values.permute(1, 0, 2)
+        mixed = mixed.view(kv_heads, group, count, head_size)
         return mixed.permute(2, 0, 1, 3).reshape(count, config.num_heads * head_size)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:

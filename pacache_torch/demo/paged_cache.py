@@ -9,7 +9,7 @@ from pacache_torch import layouts, ops
 from pacache_torch.demo.op_clock import OpClock
 from pacache_torch.demo.scheduler import Step
 
-_ALLOCATION_LAYOUT = {"Norm": "ND", "PA_NZ": "NZ"}
+_ALLOCATION_LAYOUT: dict[str, layouts.Layout] = {"Norm": "ND", "PA_NZ": "NZ"}
 
 
 class PagedCache:
