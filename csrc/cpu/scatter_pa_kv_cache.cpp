@@ -1,0 +1,216 @@
+// scatter_pa_kv_cache on the CPU.
+//
+// Every argument and every slot has been checked before the first byte moves,
+// so nothing below can fail or leave a cache half written. Work is divided
+// over tokens (or over heads in the compressed kinds); distinct slots never
+// share bytes, so threads need no order. With duplicate slots the last token
+// wins only in serial order, which is kept when deterministic algorithms are
+// asked for.
+
+#include "../scatter_args.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "parallel.h"
+#include "register.h"
+#include "row_copy.h"
+
+namespace pacache::cpu {
+namespace {
+
+RowShape row_shape(const ScatterPlane& plane, int64_t num_heads) {
+  const int64_t units =
+      plane.unit_bytes == 0 ? 0 : plane.head_bytes / plane.unit_bytes;
+  return RowShape{num_heads,
+                  units,
+                  plane.unit_bytes,
+                  plane.src_head_stride,
+                  plane.dst_head_stride,
+                  plane.dst_unit_stride}
+      .collapsed();
+}
+
+char* slot_address(const ScatterPlane& plane, int64_t slot,
+                   int64_t block_size) {
+  return plane.dst + slot / block_size * plane.dst_block_stride +
+         slot % block_size * plane.dst_token_stride;
+}
+
+template <typename Index>
+void scatter_tokens(const ScatterArgs& args) {
+  const auto* slots = static_cast<const Index*>(args.slot_mapping.data);
+  const int64_t slot_stride = args.slot_mapping.stride_row;
+  const int64_t token_bytes =
+      args.num_heads * (args.key.head_bytes + args.value.head_bytes);
+  const RowShape key_row = row_shape(args.key, args.num_heads);
+  const RowShape value_row = row_shape(args.value, args.num_heads);
+  parallel_by_bytes(
+      args.num_tokens, token_bytes, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const int64_t slot = slots[i * slot_stride];
+          if (slot < 0) {
+            continue;
+          }
+          scatter_row(slot_address(args.key, slot, args.block_size),
+                      args.key.src + i * args.key.src_token_stride, key_row);
+          if (args.has_value) {
+            scatter_row(slot_address(args.value, slot, args.block_size),
+                        args.value.src + i * args.value.src_token_stride,
+                        value_row);
+          }
+        }
+      });
+}
+
+// Rows of one head: source tokens first.. to slots slot.., count of them. The
+// cache has one head, so a row is head_bytes; slots run on across blocks.
+void copy_rows(const ScatterPlane& plane, const char* src, int64_t slot,
+               int64_t count, int64_t block_size) {
+  while (count > 0) {
+    const int64_t position = slot % block_size;
+    const int64_t run = std::min(count, block_size - position);
+    char* dst = slot_address(plane, slot, block_size);
+    copy_units(dst, plane.dst_token_stride, src, plane.src_token_stride, run,
+               plane.head_bytes);
+    src += run * plane.src_token_stride;
+    slot += run;
+    count -= run;
+  }
+}
+
+// The mean of `count` tokens of one head: a float32 sum in token order, one
+// division, one rounding (ties to even). Vectorised over channels only, so the
+// order of additions is the same everywhere.
+template <typename T>
+void mean_row(const ScatterPlane& plane, const char* src, char* dst,
+              int64_t count, std::vector<float>& sum) {
+  const int64_t size = plane.head_size;
+  sum.assign(size, 0.0F);
+  for (int64_t j = 0; j < count; ++j) {
+    const T* token =
+        reinterpret_cast<const T*>(src + j * plane.src_token_stride);
+    for (int64_t d = 0; d < size; ++d) {
+      sum[d] += static_cast<float>(token[d]);
+    }
+  }
+  T* out = reinterpret_cast<T*>(dst);
+  const float divisor = static_cast<float>(count);
+  for (int64_t d = 0; d < size; ++d) {
+    out[d] = static_cast<T>(sum[d] / divisor);
+  }
+}
+
+void mean_row(const ScatterPlane& plane, const char* src, char* dst,
+              int64_t count, std::vector<float>& sum) {
+  switch (plane.dtype) {
+    case at::kHalf:
+      mean_row<at::Half>(plane, src, dst, count, sum);
+      break;
+    case at::kBFloat16:
+      mean_row<at::BFloat16>(plane, src, dst, count, sum);
+      break;
+    default:
+      mean_row<float>(plane, src, dst, count, sum);
+      break;
+  }
+}
+
+// One head of one plane. src is the head's first token.
+void scatter_head(const ScatterArgs& args, const ScatterPlane& plane,
+                  const char* src, const CompressedHead& head,
+                  std::vector<float>& sum) {
+  const auto token = [&](int64_t j) {
+    return src + j * plane.src_token_stride;
+  };
+  if (args.kind == ScatterKind::kAlibi) {
+    // The last `window` tokens of the sequence.
+    copy_rows(plane, token(head.length - head.window), head.slot, head.window,
+              args.block_size);
+    return;
+  }
+  if (is_uncompressed(head)) {
+    copy_rows(plane, src, head.slot, head.length, args.block_size);
+    return;
+  }
+  // Tokens before the window, (Rope) its mean, tokens behind it.
+  copy_rows(plane, src, head.slot, head.offset, args.block_size);
+  int64_t slot = head.slot + head.offset;
+  if (args.kind == ScatterKind::kRope) {
+    mean_row(plane, token(head.offset),
+             slot_address(plane, slot, args.block_size), head.window, sum);
+    ++slot;
+  }
+  const int64_t behind = head.offset + head.window;
+  copy_rows(plane, token(behind), slot, head.length - behind, args.block_size);
+}
+
+void scatter_heads(const ScatterArgs& args) {
+  // First token of every sequence; padded sequences have their own stride.
+  std::vector<int64_t> first_token(args.batch, 0);
+  if (args.scenario != 3) {
+    for (int64_t b = 1; b < args.batch; ++b) {
+      first_token[b] = first_token[b - 1] + args.seq_lens[b - 1];
+    }
+  }
+  const int64_t num_tasks = args.batch * args.num_heads;
+  if (num_tasks == 0) {
+    return;
+  }
+  const int64_t head_bytes = args.key.head_bytes + args.value.head_bytes;
+  const int64_t task_bytes =
+      std::max<int64_t>(1, args.num_tokens / args.batch) * head_bytes;
+  parallel_by_bytes(num_tasks, task_bytes, [&](int64_t begin, int64_t end) {
+    std::vector<float> sum;
+    for (int64_t task = begin; task < end; ++task) {
+      const CompressedHead head = compressed_head(args, task);
+      if (head.slot < 0) {
+        continue;
+      }
+      const int64_t b = task / args.num_heads;
+      const int64_t h = task % args.num_heads;
+      for (const ScatterPlane* plane : {&args.key, &args.value}) {
+        scatter_head(args, *plane,
+                     plane->src + b * plane->src_batch_stride +
+                         first_token[b] * plane->src_token_stride +
+                         h * plane->src_head_stride,
+                     head, sum);
+      }
+    }
+  });
+}
+
+void scatter_pa_kv_cache(
+    const at::Tensor& key, const OptionalTensor& value,
+    const at::Tensor& key_cache, const OptionalTensor& value_cache,
+    const at::Tensor& slot_mapping, const OptionalTensor& compress_lens,
+    const OptionalTensor& compress_seq_offsets, const OptionalTensor& seq_lens,
+    c10::string_view cache_mode, c10::string_view scatter_mode,
+    at::OptionalIntArrayRef strides, at::OptionalIntArrayRef offsets) {
+  const ScatterArgs args =
+      check_scatter_args({key, value, key_cache, value_cache, slot_mapping,
+                          compress_lens, compress_seq_offsets, seq_lens,
+                          cache_mode, scatter_mode, strides, offsets});
+  check_scatter_values(args);
+  if (args.is_compressed()) {
+    scatter_heads(args);
+  } else if (args.slot_mapping.is_int64) {
+    scatter_tokens<int64_t>(args);
+  } else {
+    scatter_tokens<int32_t>(args);
+  }
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(pacache, CPU, m) {
+  if (kernels_enabled()) {
+    m.impl("scatter_pa_kv_cache", TORCH_FN(scatter_pa_kv_cache));
+  }
+}
+
+}  // namespace pacache::cpu

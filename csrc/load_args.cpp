@@ -1,0 +1,269 @@
+#include "load_args.h"
+
+#include <string>
+
+#include "memory_rules.h"
+
+namespace pacache {
+namespace {
+
+constexpr const char* kOp = "paged_cache_load";
+
+// Which dimension of a cache is what; -1: none of its own.
+struct CacheDims {
+  int64_t position;
+  int64_t head;
+  int64_t unit;
+};
+
+void check_block_size(NamedTensor cache, int64_t dim) {
+  TORCH_CHECK_VALUE(cache.tensor->size(dim) >= 1, kOp, ": ", cache.name,
+                    " must have a block_size of at least 1, got ",
+                    cache.tensor->sizes());
+}
+
+CacheDims check_norm(NamedTensor cache, NamedTensor out) {
+  check_shape(kOp, cache, 4, {},
+              [] { return "[num_blocks, block_size, num_heads, head_size]"; });
+  check_block_size(cache, 1);
+  const int64_t num_heads = cache.tensor->size(2);
+  const int64_t head_size = cache.tensor->size(3);
+  check_shape(kOp, out, 3, {{1, num_heads}, {2, head_size}}, [&] {
+    return "[num_tokens, num_heads, head_size] with num_heads " +
+           std::to_string(num_heads) + " and head_size " +
+           std::to_string(head_size) + " as " + cache.name;
+  });
+  return {1, 2, -1};
+}
+
+CacheDims check_nz(NamedTensor cache, NamedTensor out) {
+  const int64_t unit = nz_unit(*cache.tensor);
+  const auto text = [&] {
+    const std::string u = std::to_string(unit);
+    return "[num_blocks, num_heads * head_size / " + u + ", block_size, " + u +
+           "] or [num_blocks, num_heads, head_size / " + u + ", block_size, " +
+           u + "]";
+  };
+  const bool five_d = cache.tensor->dim() == 5;
+  if (five_d) {
+    check_shape(kOp, cache, 5, {{4, unit}}, text);
+  } else {
+    check_shape(kOp, cache, 4, {{3, unit}}, text);
+  }
+  const CacheDims dims = five_d ? CacheDims{3, 1, 2} : CacheDims{2, -1, 1};
+  check_block_size(cache, dims.position);
+  const int64_t width =
+      cache.tensor->size(1) * (five_d ? cache.tensor->size(2) : 1) * unit;
+  const at::Tensor& o = *out.tensor;
+  const bool fits = (o.dim() == 2 && o.size(1) == width) ||
+                    (o.dim() == 3 && o.size(1) * o.size(2) == width);
+  TORCH_CHECK_VALUE(fits, kOp, ": ", out.name, " must be [num_tokens, ", width,
+                    "] or [num_tokens, num_heads, head_size] with num_heads * "
+                    "head_size ",
+                    width, " as ", cache.name, ", got ", o.sizes());
+  return dims;
+}
+
+LoadPlane make_plane(const at::Tensor& cache, const at::Tensor& out,
+                     CacheDims dims) {
+  const int64_t itemsize = cache.element_size();
+  LoadPlane plane;
+  plane.src = static_cast<const char*>(cache.const_data_ptr());
+  plane.dst = static_cast<char*>(out.mutable_data_ptr());
+  plane.src_block_stride = cache.stride(0) * itemsize;
+  plane.src_token_stride = cache.stride(dims.position) * itemsize;
+  plane.dst_token_stride = out.stride(0) * itemsize;
+  if (dims.unit < 0) {
+    plane.num_heads = cache.size(dims.head);
+    plane.head_bytes = cache.size(-1) * itemsize;
+    plane.unit_bytes = plane.head_bytes;
+    plane.src_head_stride = cache.stride(dims.head) * itemsize;
+    plane.dst_head_stride = out.stride(1) * itemsize;
+  } else {
+    // Output rows are dense, so the cache alone says what a head is; in the
+    // 4-D form all units of a row are one run.
+    plane.num_heads = dims.head < 0 ? 1 : cache.size(dims.head);
+    plane.head_bytes = cache.size(dims.unit) * 32;
+    plane.unit_bytes = 32;
+    plane.src_head_stride =
+        dims.head < 0 ? 0 : cache.stride(dims.head) * itemsize;
+    plane.src_unit_stride = cache.stride(dims.unit) * itemsize;
+    plane.dst_head_stride = plane.head_bytes;
+  }
+  return plane;
+}
+
+void check_dense_rows(NamedTensor out) {
+  const at::Tensor& t = *out.tensor;
+  TORCH_CHECK_VALUE(t.dim() == 2 || t.size(1) <= 1 || t.stride(1) == t.size(2),
+                    kOp, ": ", out.name,
+                    " must have dense rows with cache_mode 'PA_NZ', got shape ",
+                    t.sizes(), " and strides ", t.strides());
+}
+
+}  // namespace
+
+LoadArgs check_load_args(const LoadInputs& in) {
+  const at::Tensor* seq_starts = get(in.seq_starts);
+  const NamedTensor key_cache{"key_cache", &in.key_cache};
+  const NamedTensor value_cache{"value_cache", &in.value_cache};
+  const NamedTensor tables{"block_tables", &in.block_tables};
+  const NamedTensor lens{"context_lens", &in.context_lens};
+  const NamedTensor key{"key", &in.key};
+  const NamedTensor value{"value", &in.value};
+  const NamedTensor starts{"seq_starts", seq_starts};
+  check_tensors(kOp,
+                {key_cache, value_cache, tables, lens, key, value, starts});
+
+  LoadArgs args;
+  args.nz = in.cache_mode == "PA_NZ";
+  args.is_cumsum = in.is_seq_lens_cumsum;
+  TORCH_CHECK_VALUE(args.nz || in.cache_mode == "Norm", kOp,
+                    ": cache_mode must be 'Norm' or 'PA_NZ', got '",
+                    in.cache_mode, "'");
+  TORCH_CHECK_VALUE(!args.nz || !args.is_cumsum, kOp,
+                    ": is_seq_lens_cumsum must be False with cache_mode "
+                    "'PA_NZ', got True");
+  TORCH_CHECK_VALUE(!args.nz || seq_starts == nullptr, kOp,
+                    ": seq_starts must be None with cache_mode 'PA_NZ', got a "
+                    "tensor of shape ",
+                    seq_starts->sizes());
+
+  check_copy_dtype(kOp, key_cache);
+  check_copy_dtype(kOp, value_cache);
+  if (!args.nz) {
+    check_same_dtype(kOp, value_cache, key_cache, " (only PA_NZ may mix)");
+  }
+  check_same_dtype(kOp, key, key_cache);
+  check_same_dtype(kOp, value, value_cache);
+  check_index_dtype(kOp, tables);
+  check_index_dtype(kOp, lens);
+  check_index_dtype(kOp, starts);
+
+  check_shape(kOp, tables, 2, {}, [] { return "[batch, max_num_blocks]"; });
+  args.batch = in.block_tables.size(0);
+  args.num_columns = in.block_tables.size(1);
+  const auto batch_text = [&] {
+    return "[batch] = [" + std::to_string(args.batch) + "]";
+  };
+  if (args.is_cumsum) {
+    check_shape(kOp, lens, 1, {{0, args.batch + 1}}, [&] {
+      return "[batch + 1] = [" + std::to_string(args.batch + 1) +
+             "] with is_seq_lens_cumsum";
+    });
+  } else {
+    check_shape(kOp, lens, 1, {{0, args.batch}}, batch_text);
+  }
+  if (seq_starts != nullptr) {
+    check_shape(kOp, starts, 1, {{0, args.batch}}, batch_text);
+  }
+
+  const CacheDims key_dims =
+      args.nz ? check_nz(key_cache, key) : check_norm(key_cache, key);
+  args.num_blocks = in.key_cache.size(0);
+  args.block_size = in.key_cache.size(key_dims.position);
+  const CacheDims value_dims =
+      args.nz ? check_nz(value_cache, value) : check_norm(value_cache, value);
+  TORCH_CHECK_VALUE(args.nz || in.value_cache.size(2) == in.key_cache.size(2),
+                    kOp, ": value_cache must have num_heads ",
+                    in.key_cache.size(2), " as key_cache, got ",
+                    in.value_cache.sizes());
+  TORCH_CHECK_VALUE(
+      in.value_cache.size(0) == args.num_blocks &&
+          in.value_cache.size(value_dims.position) == args.block_size,
+      kOp, ": value_cache must have num_blocks ", args.num_blocks,
+      " and block_size ", args.block_size, " as key_cache, got ",
+      in.value_cache.sizes());
+  args.num_rows = in.key.size(0);
+  TORCH_CHECK_VALUE(in.value.size(0) == args.num_rows, kOp,
+                    ": value must have num_tokens ", args.num_rows,
+                    " as key, got ", in.value.sizes());
+  for (const NamedTensor t : {key_cache, value_cache, key, value}) {
+    check_dense_last_dim(kOp, t);
+  }
+  if (args.nz) {
+    check_dense_rows(key);
+    check_dense_rows(value);
+  }
+
+  for (const NamedTensor t :
+       {key_cache, value_cache, tables, lens, key, value, starts}) {
+    if (t.tensor != nullptr) {
+      check_within_storage(kOp, t);
+    }
+  }
+  c10::SmallVector<Region, 2> written;
+  for (const NamedTensor t : {key, value}) {
+    check_no_self_overlap(kOp, t);
+    written.push_back(region_of(t));
+  }
+  c10::SmallVector<Region, 5> read;
+  for (const NamedTensor t : {key_cache, value_cache, tables, lens, starts}) {
+    if (t.tensor != nullptr) {
+      read.push_back(region_of(t));
+    }
+  }
+  check_disjoint(kOp, written, read);
+
+  args.key = make_plane(in.key_cache, in.key, key_dims);
+  args.value = make_plane(in.value_cache, in.value, value_dims);
+  args.block_tables = IndexView(in.block_tables);
+  args.context_lens = IndexView(in.context_lens);
+  if (seq_starts != nullptr) {
+    args.has_seq_starts = true;
+    args.seq_starts = IndexView(*seq_starts);
+  }
+  return args;
+}
+
+RowStarts check_load_values(const LoadArgs& args) {
+  RowStarts rows;
+  rows.reserve(args.batch + 1);
+  rows.push_back(args.is_cumsum ? args.context_lens[0] : 0);
+  TORCH_CHECK_VALUE(rows[0] >= 0, kOp,
+                    ": context_lens[0] must not be negative, got ", rows[0]);
+  for (int64_t b = 0; b < args.batch; ++b) {
+    const int64_t row = rows.back();
+    int64_t length = 0;
+    if (args.is_cumsum) {
+      const int64_t end = args.context_lens[b + 1];
+      TORCH_CHECK_VALUE(end >= row, kOp, ": context_lens[", b + 1,
+                        "] must be at least context_lens[", b, "] = ", row,
+                        ", got ", end);
+      length = end - row;
+    } else {
+      length = args.context_lens[b];
+      TORCH_CHECK_VALUE(length >= 0, kOp, ": context_lens[", b,
+                        "] must not be negative, got ", length);
+    }
+    const int64_t start = args.has_seq_starts ? args.seq_starts[b] : 0;
+    TORCH_CHECK_VALUE(start >= 0, kOp, ": seq_starts[", b,
+                      "] must not be negative, got ", start);
+    if (length == 0) {
+      rows.push_back(row);
+      continue;
+    }
+    TORCH_CHECK_VALUE(length <= args.num_rows - row, kOp,
+                      ": key must have room for the ", length,
+                      " rows of sequence ", b, " from row ", row, ", got ",
+                      args.num_rows, " rows");
+    const int64_t first = start / args.block_size;
+    const int64_t blocks = (length - 1) / args.block_size + 1;
+    TORCH_CHECK_VALUE(first <= args.num_columns - blocks, kOp,
+                      ": block_tables must have the columns for context_lens ",
+                      length, " from seq_starts ", start, " of sequence ", b,
+                      " with block_size ", args.block_size, ", got ",
+                      args.num_columns, " columns");
+    for (int64_t column = first; column < first + blocks; ++column) {
+      const int64_t block = args.block_tables.at(b, column);
+      TORCH_CHECK_INDEX(block >= 0 && block < args.num_blocks, kOp,
+                        ": block_tables[", b, ", ", column,
+                        "] must be between 0 and num_blocks - 1 = ",
+                        args.num_blocks - 1, ", got ", block);
+    }
+    rows.push_back(row + length);
+  }
+  return rows;
+}
+
+}  // namespace pacache

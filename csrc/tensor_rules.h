@@ -1,0 +1,55 @@
+// Rules on one tensor that both operators share: layout, device, grad, dtype,
+// rank and dense last dimension. The texts are mirrored in
+// pacache_torch/_rules.py.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <initializer_list>
+#include <string>
+#include <utility>
+
+namespace pacache {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+// An argument by name; tensor is null where the caller passed None.
+struct NamedTensor {
+  const char* name;
+  const at::Tensor* tensor;
+};
+
+inline const at::Tensor* get(const OptionalTensor& t) {
+  return t.has_value() && t->defined() ? &*t : nullptr;
+}
+
+// float16, bfloat16, ... as Python writes them.
+std::string dtype_name(at::ScalarType dtype);
+
+// Elements in one 32-byte unit of the NZ layout.
+inline int64_t nz_unit(const at::Tensor& t) { return 32 / t.element_size(); }
+
+// All strided, on the first tensor's device, none asking for a gradient.
+void check_tensors(const char* op, std::initializer_list<NamedTensor> tensors);
+
+void check_copy_dtype(const char* op, NamedTensor t);
+void check_same_dtype(const char* op, NamedTensor t, NamedTensor as,
+                      const char* why = "");
+void check_index_dtype(const char* op, NamedTensor t);
+void check_dense_last_dim(const char* op, NamedTensor t);
+
+bool has_shape(const at::Tensor& t, int64_t rank,
+               std::initializer_list<std::pair<int64_t, int64_t>> dims);
+
+// has_shape or ValueError "<name> must be <text>, got <shape>". The text is
+// built only when it is needed.
+template <typename Text>
+void check_shape(const char* op, NamedTensor t, int64_t rank,
+                 std::initializer_list<std::pair<int64_t, int64_t>> dims,
+                 const Text& text) {
+  TORCH_CHECK_VALUE(has_shape(*t.tensor, rank, dims), op, ": ", t.name,
+                    " must be ", text(), ", got ", t.tensor->sizes());
+}
+
+}  // namespace pacache

@@ -1,0 +1,25 @@
+"""The paged KV cache operators of Ascend NPUs for PyTorch, on CPU and NPU.
+
+``scatter_pa_kv_cache`` writes new tokens into a paged cache, ``paged_cache_load`` reads a context back. Both are also
+registered as ``torch.ops.pacache.*``. ``pacache_torch.layouts`` makes and converts caches,
+``pacache_torch.reference`` says in plain loops what the operators do, and ``python -m pacache_torch doctor`` says what
+is loaded.
+"""
+
+from pacache_torch import _library, fake, layouts, reference
+from pacache_torch._library import LibraryNotLoadedError
+from pacache_torch._version import __version__
+
+if _library.status()[0].loaded:
+    fake.register()
+
+from pacache_torch.ops import paged_cache_load, scatter_pa_kv_cache  # noqa: E402
+
+__all__ = [
+    "LibraryNotLoadedError",
+    "__version__",
+    "layouts",
+    "paged_cache_load",
+    "reference",
+    "scatter_pa_kv_cache",
+]

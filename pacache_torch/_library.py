@@ -1,0 +1,135 @@
+"""Which native libraries are loaded, and if one is not, why?
+
+A library that does not load never breaks ``import pacache_torch``: its cause is kept here, printed by the doctor, and
+raised whole by the first call that needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from pacache_torch import _version
+
+OPERATORS = ("scatter_pa_kv_cache", "paged_cache_load")
+_REBUILD = "rebuild it with: pip install --no-build-isolation --force-reinstall --no-deps <where it came from>"
+
+
+@dataclass(frozen=True)
+class ExtensionStatus:
+    """One native library: where it is, whether it is loaded, and the whole cause if it is not."""
+
+    name: str
+    path: str | None
+    loaded: bool
+    cause: str | None
+
+
+class LibraryNotLoadedError(RuntimeError):
+    """An operator was called whose native library is not loaded; the text holds the cause."""
+
+
+def reference_forced() -> bool:
+    """Whether ``PACACHE_FORCE_REFERENCE=1`` asks for the Python reference in place of the CPU kernels."""
+    return os.environ.get("PACACHE_FORCE_REFERENCE") == "1"
+
+
+class _Unavailable:
+    """Stands at ``torch.ops.pacache.<operator>`` when the library is not loaded; every call raises the cause."""
+
+    def __init__(self, name: str, cause: str) -> None:
+        self._name = name
+        self._cause = cause
+
+    @property
+    def default(self) -> _Unavailable:
+        return self
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        raise LibraryNotLoadedError(f"{self._name}: pacache_torch._C is not loaded: {self._cause}")
+
+
+class _Reference:
+    """Stands at ``torch.ops.pacache.<operator>`` when the reference was asked for and there is no library."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    @property
+    def default(self) -> _Reference:
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self._function(*args, **kwargs)
+
+
+def _mismatch(built_with: dict[str, str]) -> str | None:
+    """Torch's C++ interface changes with every minor release: compare before anything is loaded."""
+    built, running = built_with.get("torch", ""), torch.__version__
+    if built.split(".")[:2] == running.split(".")[:2]:
+        return None
+    return f"pacache_torch was built against torch {built} and is running with torch {running}; {_REBUILD}"
+
+
+def _load(name: str) -> ExtensionStatus:
+    spec = importlib.util.find_spec(f"pacache_torch.{name}")
+    if spec is None:
+        return ExtensionStatus(name, None, False, f"pacache_torch.{name} was not built; {_REBUILD}")
+    record = Path(__file__).with_name("_built_with.json")
+    cause = _mismatch(json.loads(record.read_text())) if record.is_file() else None
+    if cause is None:
+        try:
+            importlib.import_module(f"pacache_torch.{name}")
+        except (ImportError, OSError, RuntimeError) as error:
+            cause = f"{type(error).__name__}: {error}"
+    return ExtensionStatus(name, spec.origin, cause is None, cause)
+
+
+def _install() -> None:
+    """Put something callable at ``torch.ops.pacache.<operator>`` whatever has been loaded."""
+    from pacache_torch import reference
+
+    for name in OPERATORS:
+        function: Callable[..., None] = getattr(reference, name)
+        if _CPU.loaded:
+            if reference_forced():
+                _reference_library.impl(name, function, "CPU")
+        elif reference_forced():
+            setattr(torch.ops.pacache, name, _Reference(function))
+        else:
+            setattr(torch.ops.pacache, name, _Unavailable(name, str(_CPU.cause)))
+
+
+_CPU = _load("_C")
+_NPU = ExtensionStatus("_C_npu", None, False, "this version of pacache_torch has no NPU library yet")
+_reference_library = torch.library.Library("pacache", "IMPL")
+if _CPU.loaded:
+    importlib.import_module("pacache_torch._C").set_npu_cause(_NPU.cause)
+_install()
+
+
+def status() -> list[ExtensionStatus]:
+    """The libraries of the package, in the order in which they are loaded."""
+    return [_CPU, _NPU]
+
+
+def build_info() -> dict[str, str] | None:
+    """What ``_C`` was built with (torch, compiler, cxx_standard, openmp, architecture), or None without ``_C``."""
+    if not _CPU.loaded:
+        return None
+    info: dict[str, str] = importlib.import_module("pacache_torch._C").build_info()
+    return {**info, "package": _version.__version__}
+
+
+def operator(name: str) -> Callable[..., None]:
+    """The callable at ``torch.ops.pacache.<name>.default``: the operator, or what stands in its place."""
+    function: Callable[..., None] = getattr(torch.ops.pacache, name).default
+    return function

@@ -1,0 +1,68 @@
+"""Fake kernels: what torch.compile and torch.export run in place of the operators.
+
+They hold a call to the same rules with the same words as the kernels, on symbolic sizes, and read no data. Rules on
+memory (storage bounds, overlap) and on values (slots, block ids, lengths) are left to the kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pacache_torch import _rules
+
+
+def _scatter_pa_kv_cache(
+    key: Tensor,
+    value: Tensor | None,
+    key_cache: Tensor,
+    value_cache: Tensor | None,
+    slot_mapping: Tensor,
+    *,
+    compress_lens: Tensor | None = None,
+    compress_seq_offsets: Tensor | None = None,
+    seq_lens: Tensor | None = None,
+    cache_mode: str = "Norm",
+    scatter_mode: str = "None",
+    strides: Sequence[int] | None = None,
+    offsets: Sequence[int] | None = None,
+) -> None:
+    _rules.check_scatter(
+        key,
+        value,
+        key_cache,
+        value_cache,
+        slot_mapping,
+        compress_lens,
+        compress_seq_offsets,
+        seq_lens,
+        cache_mode,
+        scatter_mode,
+        strides,
+        offsets,
+    )
+
+
+def _paged_cache_load(
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    seq_starts: Tensor | None = None,
+    cache_mode: str = "Norm",
+    is_seq_lens_cumsum: bool = False,
+) -> None:
+    _rules.check_load(
+        key_cache, value_cache, block_tables, context_lens, key, value, seq_starts, cache_mode, is_seq_lens_cumsum
+    )
+
+
+def register() -> None:
+    """Register the fake kernels; the schemas must have been loaded."""
+    torch.library.register_fake("pacache::scatter_pa_kv_cache", _scatter_pa_kv_cache)
+    torch.library.register_fake("pacache::paged_cache_load", _paged_cache_load)
