@@ -61,6 +61,7 @@ class BuildAndRecord(BuildExtension):
     """Writes what was built against beside the libraries: it must be readable when they do not load."""
 
     def build_extensions(self) -> None:
+        """Build, then leave the record beside every library."""
         super().build_extensions()
         for extension in self.extensions:
             record = Path(self.get_ext_fullpath(extension.name)).parent / "_built_with.json"

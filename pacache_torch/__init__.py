@@ -13,7 +13,7 @@ from pacache_torch._version import __version__
 if _library.status()[0].loaded:
     fake.register()
 
-from pacache_torch.ops import paged_cache_load, scatter_pa_kv_cache  # noqa: E402
+from pacache_torch.ops import paged_cache_load, scatter_pa_kv_cache
 
 __all__ = [
     "LibraryNotLoadedError",

@@ -251,9 +251,7 @@ def check_scatter(
             ValueError,
             op,
             "slot_mapping",
-            lambda: (
-                f"must have at most num_blocks * block_size = {num_blocks * block_size} elements, got {num_tokens}"
-            ),
+            lambda: f"must have at most num_blocks * block_size = {num_blocks * block_size} elements, got {num_tokens}",
         )
     for name, t in (("key", key), ("value", value)):
         if t is not None and kind != "nct":
@@ -340,10 +338,22 @@ def _check_presence(
             fail(ValueError, op, name, f"must be None {with_mode}, got {list(pair)}")
         if len(pair) != 2:
             fail(ValueError, op, name, f"must have 2 elements (key, value), got {list(pair)}")
-        for element in pair:
-            require(
-                element >= least, ValueError, op, name, lambda: f"must be at least {least} each, got {list(pair)}"
-            )
+        _check_pair(name, pair, least)
+
+
+def _check_pair(name: str, pair: Sequence[int], least: int) -> None:
+    for element in pair:
+        require(element >= least, ValueError, SCATTER, name, lambda: f"must be at least {least} each, got {list(pair)}")
+
+
+def _check_rows(name: str, t: Tensor, num_tokens: int) -> None:
+    require(
+        t.size(0) >= num_tokens,
+        ValueError,
+        SCATTER,
+        name,
+        lambda: f"must have at least the {num_tokens} tokens of slot_mapping, got {_shape(t)}",
+    )
 
 
 def _check_scatter_inputs(
@@ -369,13 +379,7 @@ def _check_scatter_inputs(
             _check_rank_and_dims(op, "value", value, 3, {1: heads}, lambda: f"{text} with num_heads {heads} as key")
         for name, t in (("key", key), ("value", value)):
             if t is not None:
-                require(
-                    t.size(0) >= num_tokens,
-                    ValueError,
-                    op,
-                    name,
-                    lambda: f"must have at least the {num_tokens} tokens of slot_mapping, got {_shape(t)}",
-                )
+                _check_rows(name, t, num_tokens)
         return num_tokens
 
     assert value is not None and compress_lens is not None and seq_lens is not None
@@ -412,9 +416,7 @@ def _check_scatter_inputs(
         _check_rank_and_dims(op, "seq_lens", seq_lens, 1, {}, lambda: "[batch]")
         batch = seq_lens.size(0)
         for name, t in (("slot_mapping", slot_mapping), ("compress_lens", compress_lens)):
-            _check_rank_and_dims(
-                op, name, t, 1, {0: batch * heads}, lambda: f"[batch * num_heads] = [{batch * heads}]"
-            )
+            _check_rank_and_dims(op, name, t, 1, {0: batch * heads}, lambda: f"[batch * num_heads] = [{batch * heads}]")
     if compress_seq_offsets is not None:
         _check_rank_and_dims(
             op,
@@ -620,8 +622,7 @@ def check_load(
             op,
             "value_cache",
             lambda: (
-                f"must have num_blocks {num_blocks} and block_size {block_size} as key_cache, "
-                f"got {_shape(value_cache)}"
+                f"must have num_blocks {num_blocks} and block_size {block_size} as key_cache, got {_shape(value_cache)}"
             ),
         )
     num_rows = key.size(0)
@@ -636,17 +637,18 @@ def check_load(
         _check_dense_last_dim(op, name, t)
     for name, t in (("key", key), ("value", value)):
         if nz and t.dim() == 3 and t.size(1) > 1:
-            require(
-                t.stride(1) == t.size(2),
-                ValueError,
-                op,
-                name,
-                lambda: (
-                    f"must have dense rows with cache_mode 'PA_NZ', got shape {_shape(t)} and strides "
-                    f"{list(t.stride())}"
-                ),
-            )
+            _check_dense_rows(name, t)
     return LoadArgs(nz, batch, num_rows, num_blocks, block_size)
+
+
+def _check_dense_rows(name: str, t: Tensor) -> None:
+    require(
+        t.stride(1) == t.size(2),
+        ValueError,
+        LOAD,
+        name,
+        lambda: f"must have dense rows with cache_mode 'PA_NZ', got shape {_shape(t)} and strides {list(t.stride())}",
+    )
 
 
 def _check_norm_load(out_name: str, cache: Tensor, out: Tensor) -> tuple[int, int]:

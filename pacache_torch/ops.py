@@ -193,13 +193,9 @@ def paged_cache_load(
         if key is not None or value is not None:
             given = "value" if key is None else "key"
             raise ValueError(f"paged_cache_load: key and value must be given together, got only {given}")
-        key, value = _allocate_outputs(
-            key_cache, value_cache, context_lens, cache_mode, is_seq_lens_cumsum, num_tokens
-        )
+        key, value = _allocate_outputs(key_cache, value_cache, context_lens, cache_mode, is_seq_lens_cumsum, num_tokens)
     elif num_tokens is not None:
-        raise ValueError(
-            f"paged_cache_load: num_tokens must be None when key and value are given, got {num_tokens}"
-        )
+        raise ValueError(f"paged_cache_load: num_tokens must be None when key and value are given, got {num_tokens}")
     _paged_cache_load(
         key_cache,
         value_cache,
@@ -236,7 +232,9 @@ def _allocate_outputs(
 
     def allocate(cache: Tensor) -> Tensor:
         if cache_mode == "PA_NZ":
-            width = cache.size(1) * cache.size(-1) * (cache.size(2) if cache.dim() == 5 else 1) if cache.dim() > 1 else 0
+            width = (
+                cache.size(1) * cache.size(-1) * (cache.size(2) if cache.dim() == 5 else 1) if cache.dim() > 1 else 0
+            )
             return torch.empty(num_tokens, width, dtype=cache.dtype, device=cache.device)
         return torch.empty(num_tokens, *cache.shape[2:], dtype=cache.dtype, device=cache.device)
 
