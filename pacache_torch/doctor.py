@@ -67,6 +67,7 @@ def examine() -> dict[str, Any]:
         checks += self_checks("npu:0")
     return {
         "ok": all(check.ok for check in checks if check.device == "cpu"),
+        "cpu_operators_run_by": _cpu_operators_run_by(),
         "versions": _collect(_versions),
         "built_with": _collect(_build),
         "platform": _collect(_platform),
@@ -168,6 +169,13 @@ def _self_check(device: str, cache_mode: str) -> str | None:
     return None
 
 
+def _cpu_operators_run_by() -> str:
+    if _library.reference_forced():
+        return "the Python reference (PACACHE_FORCE_REFERENCE=1)"
+    loaded = {status.name: status.loaded for status in _library.status()}
+    return "the kernels of _C" if loaded["_C"] else "nothing: _C is not loaded"
+
+
 def _collect(facts: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
         return facts()
@@ -206,8 +214,14 @@ def _cpu() -> dict[str, Any]:
         "cores_usable": len(affinity(0)) if affinity else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "threads_interop": torch.get_num_interop_threads(),
-        "openmp_in_torch": torch.backends.openmp.is_available(),
+        "torch_parallel_backend": _parallel_backend(),
     }
+
+
+def _parallel_backend() -> str:
+    info: str = torch.__config__.parallel_info()
+    _, _, backend = info.rpartition("ATen parallel backend: ")
+    return backend.strip()
 
 
 def _cpu_features() -> list[str]:
@@ -277,7 +291,7 @@ def as_text(facts: dict[str, Any]) -> str:
         lines.append("")
     lines.append("extensions")
     for status in facts["extensions"]:
-        state = f"loaded from {status['path']}" if status["loaded"] else "NOT LOADED"
+        state = f"loaded from {status['path']}" if status["loaded"] else "not loaded"
         lines.append(f"  {status['name']}: {state}")
         if status["cause"]:
             lines += [f"    {line}" for line in status["cause"].splitlines()]
@@ -287,8 +301,9 @@ def as_text(facts: dict[str, Any]) -> str:
             f"  {check['device']} {check['cache_mode']}: "
             f"{'ok' if check['ok'] else 'FAILED'}, {check['detail']}"
         )
-    works = "The CPU operators work." if facts["ok"] else "The CPU operators do NOT work."
-    return "\n".join([*lines, "", works])
+    verdict = "work" if facts["ok"] else "do NOT work"
+    run_by = facts["cpu_operators_run_by"]
+    return "\n".join([*lines, "", f"The CPU operators {verdict}; run by {run_by}."])
 
 
 def _readable(value: Any) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import pacache_torch.ops as ops
 from pacache_torch import __main__ as command_line
@@ -144,7 +145,9 @@ def test_options_override_quick(tmp_path: Path) -> None:
 
 
 def test_more_threads_change_nothing_and_do_not_stay(tmp_path: Path) -> None:
-    code, facts = run_demo(tmp_path, "--threads", "2", "--new-tokens", "2", "--dtype", "float32")
+    code, facts = run_demo(
+        tmp_path, "--threads", "2", "--new-tokens", "2", "--layers", "1", "--layout", "Norm"
+    )
     assert code == 0 and facts["threads"] == 2
     assert torch.get_num_threads() == 1
 
@@ -449,6 +452,42 @@ def test_serving_equals_the_decoder_with_no_cache_and_no_batch() -> None:
             logits = decoder.forward(Step((chunk,)), NoCache())
             sequence.tokens.append(int(logits.argmax(-1)))
         assert result.generated[request.id] == sequence.tokens[len(request.prompt) :]
+
+
+class RecordOps(TorchDispatchMode):
+    """Collect the names of the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decoder_keeps_to_the_operators_that_every_device_has(dtype: torch.dtype) -> None:
+    config = DecoderConfig(num_layers=1, hidden_size=64, mlp_size=64, max_positions=64)
+    decoder = Decoder(config, dtype=dtype, device=CPU)
+    requests = [Request(0, tuple(range(40)), 3), Request(1, (1, 2, 3), 3)]
+    cache = DenseCache(
+        requests, num_layers=1, num_kv_heads=4, head_size=64, dtype=dtype, device=CPU
+    )
+    scheduler = Scheduler(requests, BlockAllocator(32), block_size=4, token_budget=16)
+    recorder = RecordOps()
+    for step in all_steps(scheduler):
+        with torch.no_grad(), recorder:
+            decoder.forward(step, cache)
+    compute = {"mm", "bmm", "add", "mul", "_softmax", "mean", "rsqrt", "silu"}
+    rows = {"cat", "index_select", "embedding"}
+    copies = {"_to_copy", "clone", "copy_", "detach", "lift_fresh"}
+    views = {
+        "_unsafe_view", "alias", "expand", "permute", "reshape", "slice", "t", "transpose",
+        "unsqueeze", "view",
+    }  # fmt: skip
+    assert compute <= recorder.names
+    assert recorder.names <= compute | rows | copies | views
 
 
 # The command line

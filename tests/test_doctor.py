@@ -8,6 +8,12 @@ without CANN, or when an operator gives wrong numbers.
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +26,7 @@ from pacache_torch import _library, doctor
 
 SECTIONS = {
     "ok", "versions", "built_with", "platform", "cpu", "extensions", "kernels", "torch_npu",
-    "environment", "self_checks",
+    "environment", "self_checks", "cpu_operators_run_by",
 }  # fmt: skip
 
 
@@ -55,7 +61,7 @@ def test_text_names_every_section_and_ends_with_the_verdict(
         assert heading in lines
     assert f"  torch: {torch.__version__}" in lines
     assert "  cpu PA_NZ: ok, as expected" in lines
-    assert lines[-1] == "The CPU operators work."
+    assert lines[-1] == "The CPU operators work; run by the kernels of _C."
 
 
 # What is wrong is said, and the exit code says so too
@@ -76,7 +82,7 @@ def test_an_operator_that_does_nothing_fails_the_self_check(
     assert code == 1 and facts["ok"] is False
     assert [check["detail"] for check in facts["self_checks"]] == [problem, problem]
     assert command_line.main(["doctor"]) == 1
-    assert capsys.readouterr().out.endswith("The CPU operators do NOT work.\n")
+    assert "The CPU operators do NOT work" in capsys.readouterr().out
 
 
 def test_a_negative_slot_that_is_written_fails_the_self_check(
@@ -125,7 +131,7 @@ def test_an_extension_that_did_not_load_is_named_with_its_whole_cause(
     assert facts["self_checks"][0]["detail"] == f"ImportError: {cause}"
     command_line.main(["doctor"])
     text = capsys.readouterr().out
-    assert "_C: NOT LOADED" in text and "undefined symbol: _ZN2at4_ops" in text
+    assert "_C: not loaded" in text and "undefined symbol: _ZN2at4_ops" in text
 
 
 def test_a_fact_that_cannot_be_had_does_not_hide_the_others(
@@ -139,6 +145,82 @@ def test_a_fact_that_cannot_be_had_does_not_hide_the_others(
     assert code == 0
     assert facts["cpu"] == {"error": "OSError: no such thing"}
     assert "torch" in facts["versions"]
+
+
+# The same in a process of its own, on a copy of the package whose library is really broken
+
+
+def copy_package(folder: Path) -> Path:
+    """Copy the Python half of the package into ``folder``."""
+    copy = folder / "pacache_torch"
+    source = Path(pacache_torch.__file__).parent
+    shutil.copytree(source, copy, ignore=shutil.ignore_patterns("*.so", "*.json", "__pycache__"))
+    return copy
+
+
+def run_in(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the copy in ``folder``, out of reach of the package under test."""
+    # -S, because the import hook of an editable install would find its own library for the copy.
+    others = [path for path in sys.path if path]
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("PACACHE_")}
+    return subprocess.run(
+        [sys.executable, "-S", "-m", "pacache_torch", *arguments],
+        cwd=folder,
+        env={**inherited, "PYTHONPATH": os.pathsep.join([str(folder), *others]), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_a_library_that_is_missing(tmp_path: Path) -> None:
+    package = copy_package(tmp_path)
+    ran = run_in(tmp_path, "doctor", "--json")
+    assert ran.returncode == 1, ran.stderr
+    facts = json.loads(ran.stdout)
+    assert facts["platform"]["package"] == str(package)
+    extension = facts["extensions"][0]
+    assert extension["name"] == "_C" and not extension["loaded"]
+    assert "was not built" in extension["cause"]
+    assert facts["cpu_operators_run_by"].startswith("nothing")
+    assert facts["kernels"]["scatter_pa_kv_cache"] == []
+    assert "was not built" in facts["self_checks"][0]["detail"]
+    assert facts["versions"]["torch"] == torch.__version__
+
+
+def test_a_library_that_is_not_one(tmp_path: Path) -> None:
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    (copy_package(tmp_path) / f"_C{suffix}").write_bytes(b"not a library")
+    ran = run_in(tmp_path, "doctor")
+    assert ran.returncode == 1, ran.stderr
+    assert "_C: not loaded" in ran.stdout and "ImportError" in ran.stdout
+    assert "The CPU operators do NOT work" in ran.stdout
+
+
+def test_a_library_for_another_torch(tmp_path: Path) -> None:
+    package = copy_package(tmp_path)
+    (package / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}").write_bytes(b"never opened")
+    (package / "_built_with.json").write_text('{"torch": "1.2.3"}')
+    ran = run_in(tmp_path, "doctor")
+    assert ran.returncode == 1, ran.stderr
+    assert "built against torch 1.2.3" in ran.stdout
+    assert f"running with torch {torch.__version__}" in ran.stdout
+
+
+def test_the_reference_in_place_of_a_missing_library(tmp_path: Path) -> None:
+    copy_package(tmp_path)
+    ran = run_in(tmp_path, "doctor", PACACHE_FORCE_REFERENCE="1")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "_C: not loaded" in ran.stdout
+    assert "The CPU operators work; run by the Python reference" in ran.stdout
+
+
+def test_the_demo_says_why_and_names_the_doctor(tmp_path: Path) -> None:
+    copy_package(tmp_path)
+    ran = run_in(tmp_path, "demo", "--quick", "--device", "cpu")
+    assert ran.returncode == 1
+    assert "_C is not loaded" in ran.stderr and "Traceback" not in ran.stderr
+    assert "python -m pacache_torch doctor" in ran.stderr
 
 
 # Environment

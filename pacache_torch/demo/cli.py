@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from pacache_torch import LibraryNotLoadedError
 from pacache_torch.demo import report as reporting
 from pacache_torch.demo.block_allocator import BlockAllocator
 from pacache_torch.demo.check import CheckedCache, compare_tokens
@@ -75,14 +76,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"CPU threads: {arguments.threads}"
     )
     started = time.perf_counter()
-    with _cpu_threads(arguments.threads):
-        reports = run(config, prompts, show_progress=True)
+    try:
+        with _cpu_threads(arguments.threads):
+            reports = run(config, prompts, show_progress=True)
+    except LibraryNotLoadedError as error:
+        print(f"demo: {error}\nsee: python -m pacache_torch doctor", file=sys.stderr)
+        return 1
     seconds = time.perf_counter() - started
 
     print(reporting.table(reports))
     first = reports[0]
     print(
-        "tokens/s: prompt and new tokens through the decoder, without the time of the comparison; "
+        "tokens/s: prompt and new tokens through the decoder, without the time of the comparison;"
         "\nms and GB/s: inside the operator over the whole run, bytes read and written."
     )
     print(
@@ -150,7 +155,7 @@ def _run_paged(
     dense_cache: DenseCache,
     dense: ServeResult,
     layout: str,
-    advance: Callable[[int], None],
+    advance: Callable[[int], object],
 ) -> RunReport:
     scheduler, allocator = _scheduler(config, requests)
     paged = PagedCache(

@@ -45,6 +45,13 @@ def _npu_obstacle() -> str | None:
         return "torch_npu finds no device"
     # torch_npu runs an op that has no NPU kernel on the CPU, silently.
     for op in _OPS:
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(op, "PrivateUse1"):
+        if not _has_npu_kernel(op):
             return f"{op} has no NPU kernel in this build of pacache_torch"
     return None
+
+
+def _has_npu_kernel(op: str) -> bool:
+    try:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op, "PrivateUse1"))
+    except RuntimeError:  # no such operator: the extension is not loaded
+        return False

@@ -101,4 +101,5 @@ class PagedCache:
                 self._value_rows[:num_tokens],
                 cache_mode=self.cache_mode,
             )
-        return list(zip(keys.split(self._lengths), values.split(self._lengths), strict=True))
+        per_sequence = (torch.split(rows, self._lengths) for rows in (keys, values))
+        return list(zip(*per_sequence, strict=True))

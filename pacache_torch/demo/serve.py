@@ -30,7 +30,7 @@ def serve(
     decoder: Decoder,
     cache: KVCache,
     scheduler: Scheduler,
-    on_progress: Callable[[int], None] = lambda new_tokens: None,
+    on_progress: Callable[[int], object] = lambda new_tokens: None,
 ) -> ServeResult:
     """Generate greedily until ``scheduler`` has nothing left to run."""
     result = ServeResult()
