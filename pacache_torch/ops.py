@@ -35,8 +35,8 @@ def scatter_pa_kv_cache(
     ======== ========== ============ ============================== =============================================
     scenario cache_mode scatter_mode key (value alike)              key_cache (value_cache alike)
     ======== ========== ============ ============================== =============================================
-    1        PA_NZ      None         [T, num_heads, head_size]      [num_blocks, num_heads*head_size/L, block_size, L]
-                                                                    or [num_blocks, num_heads, head_size/L, block_size, L]
+    1        PA_NZ      None         [T, num_heads, head_size]      [num_blocks, H*D/L, block_size, L] or
+                                                                    [num_blocks, H, D/L, block_size, L]
     2        Norm       None, Nct    [T, num_heads, head_size]      [num_blocks, block_size, num_heads, head_size]
     3        Norm       None         [batch, seq_len, num_heads,    [num_blocks, block_size, 1, head_size]
                                      head_size]
@@ -46,7 +46,7 @@ def scatter_pa_kv_cache(
     7        Norm       NHSD         [T, num_heads, head_size]      [num_blocks, num_heads, block_size, head_size]
     ======== ========== ============ ============================== =============================================
 
-    ``L`` is 32 bytes worth of elements: 32, 16 or 8 for 1-, 2- and 4-byte dtypes. Scenarios are numbered as in CANN.
+    ``H`` is num_heads, ``D`` head_size, ``L`` 32 bytes worth of elements: 32, 16 or 8 for 1-, 2- and 4-byte dtypes. Scenarios are numbered as in CANN.
 
     What is written (``s = slot_mapping[i]``, flat rows of the cache by slot):
 
@@ -60,14 +60,14 @@ def scatter_pa_kv_cache(
     Args:
         key: New keys. In scenarios 1, 2, 6, 7 the number of tokens ``T`` is ``slot_mapping.numel()``; more rows are
             padding and are ignored. Any token and head stride; the last dimension must be dense. Any 1-, 2- or
-            4-byte dtype (float16, bfloat16, float32, int8, uint8, int16, uint16, int32, uint32, float8); the window mean
-            takes float16, bfloat16 and float32.
+            4-byte dtype (float16, bfloat16, float32, int8, uint8, int16, uint16, int32, uint32, float8); the
+            window mean takes float16, bfloat16 and float32.
         value: New values, or None together with ``value_cache`` (scenario 6). The head size may differ from key's in
             scenarios 1, 2, 3 and 7; the dtype may differ in scenario 1 only.
         key_cache: Written in place. Any block, token and head stride; the last dimension must be dense.
         value_cache: Written in place. ``num_blocks`` and ``block_size`` as ``key_cache``.
-        slot_mapping: ``[T]``; scenario 3 ``[batch, num_heads]``, scenarios 4 and 5 ``[batch * num_heads]``: first row of
-            each head. int32 or int64, as every index tensor.
+        slot_mapping: ``[T]``; scenario 3 ``[batch, num_heads]``, scenarios 4 and 5 ``[batch * num_heads]``: the
+            first row of each head. int32 or int64, as every index tensor.
         compress_lens: Scenarios 3 to 5: the window ``w`` per sequence and head, shaped as ``slot_mapping``.
         compress_seq_offsets: Scenario 5, optional in 3: the first token ``o`` of the window, ``[batch * num_heads]``.
         seq_lens: Scenarios 3 to 5: tokens per sequence, ``[batch]``; their sum is ``T`` in 4 and 5.
