@@ -46,7 +46,8 @@ def scatter_pa_kv_cache(
     7        Norm       NHSD         [T, num_heads, head_size]      [num_blocks, num_heads, block_size, head_size]
     ======== ========== ============ ============================== =============================================
 
-    ``H`` is num_heads, ``D`` head_size, ``L`` 32 bytes worth of elements: 32, 16 or 8 for 1-, 2- and 4-byte dtypes. Scenarios are numbered as in CANN.
+    ``H`` is num_heads, ``D`` head_size, ``L`` 32 bytes worth of elements: 32, 16 or 8 for 1-, 2- and 4-byte dtypes.
+    Scenarios are numbered as in CANN.
 
     What is written (``s = slot_mapping[i]``, flat rows of the cache by slot):
 
