@@ -1,4 +1,4 @@
-"""How is a paged cache laid out, and which slot does a token have?
+"""How a paged cache is laid out, and which slot a token has.
 
 Allocation and conversion of whole caches, and the index arithmetic around them, in plain torch. With L = 32 bytes of
 elements (8 of 4 bytes, 16 of 2 bytes, 32 of 1 byte):
@@ -397,7 +397,7 @@ def pad_block_tables(
 
 
 def _new(view: Tensor) -> Tensor:
-    """A contiguous copy, also where the view happens to be contiguous already."""
+    """Make a contiguous copy, also where the view happens to be contiguous already."""
     return view.clone(memory_format=torch.contiguous_format)
 
 

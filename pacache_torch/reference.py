@@ -191,7 +191,7 @@ class _Task:
 
     @property
     def compressed(self) -> bool:
-        """Does the window of Rope or Omni take effect, or is the whole sequence copied?"""
+        """Tell whether the window of Rope or Omni takes effect; if not, the whole sequence is copied."""
         return self.window != 0 and self.offset not in (-1, self.length)
 
     def rows(self, kind: Kind) -> int:
@@ -220,13 +220,13 @@ def _scatter_heads(args: ScatterArgs, tasks: list[_Task], lengths: list[int], x:
 
 
 def _scatter_alibi(task: _Task, tokens: Tensor, cache: Tensor) -> None:
-    """The last ``window`` tokens of the sequence."""
+    """Put the last ``window`` tokens of the sequence."""
     for j in range(task.window):
         _write_row(cache, task.slot + j, tokens[task.length - task.window + j])
 
 
 def _scatter_rope(task: _Task, tokens: Tensor, cache: Tensor) -> None:
-    """The tokens before the window, one row with the mean of the window, the tokens after it."""
+    """Put the tokens before the window, one row with the mean of the window, the tokens after it."""
     if not task.compressed:
         _scatter_whole(task, tokens, cache)
         return
@@ -239,7 +239,7 @@ def _scatter_rope(task: _Task, tokens: Tensor, cache: Tensor) -> None:
 
 
 def _scatter_omni(task: _Task, tokens: Tensor, cache: Tensor) -> None:
-    """The tokens before the window and the tokens after it."""
+    """Put the tokens before the window and the tokens after it."""
     if not task.compressed:
         _scatter_whole(task, tokens, cache)
         return
@@ -256,13 +256,13 @@ def _scatter_whole(task: _Task, tokens: Tensor, cache: Tensor) -> None:
 
 
 def _write_row(cache: Tensor, slot: int, token: Tensor) -> None:
-    """The D elements of a token into a slot of cache [num_blocks, block_size, 1, D]."""
+    """Put the D elements of a token into a slot of cache [num_blocks, block_size, 1, D]."""
     block_size = cache.size(1)
     _bits(cache)[slot // block_size, slot % block_size, 0, :] = _bits(token)
 
 
 def _mean(tokens: Tensor, first: int, count: int) -> Tensor:
-    """The mean of tokens[first : first + count], in their dtype."""
+    """Give the mean of tokens[first : first + count], in their dtype."""
     total = torch.zeros(tokens.size(-1), dtype=torch.float32, device=tokens.device)
     for j in range(first, first + count):
         total = total + tokens[j].to(torch.float32)
@@ -351,7 +351,7 @@ class _Sequence:
 
 
 def _load_norm(sequence: _Sequence, cache: Tensor, out: Tensor) -> None:
-    """Cache [num_blocks, block_size, N, D] into out [rows, N, D]."""
+    """Put cache [num_blocks, block_size, N, D] into out [rows, N, D]."""
     block_size = cache.size(1)
     for j in range(sequence.length):
         block = sequence.blocks[j // block_size]
@@ -360,7 +360,7 @@ def _load_norm(sequence: _Sequence, cache: Tensor, out: Tensor) -> None:
 
 
 def _load_nz_4d(sequence: _Sequence, cache: Tensor, out: Tensor) -> None:
-    """Cache [num_blocks, W / L, block_size, L] into out [rows, W] or [rows, N, D] with W = N * D."""
+    """Put cache [num_blocks, W / L, block_size, L] into out [rows, W] or [rows, N, D] with W = N * D."""
     block_size, unit = cache.shape[2:]
     token = torch.empty(cache.size(1) * unit, dtype=cache.dtype, device=cache.device)
     for j in range(sequence.length):
@@ -371,7 +371,7 @@ def _load_nz_4d(sequence: _Sequence, cache: Tensor, out: Tensor) -> None:
 
 
 def _load_nz_5d(sequence: _Sequence, cache: Tensor, out: Tensor) -> None:
-    """Cache [num_blocks, N, D / L, block_size, L] into out [rows, W] or [rows, N, D] with W = N * D."""
+    """Put cache [num_blocks, N, D / L, block_size, L] into out [rows, W] or [rows, N, D] with W = N * D."""
     block_size, unit = cache.shape[3:]
     head_size = cache.size(2) * unit
     token = torch.empty(cache.size(1) * head_size, dtype=cache.dtype, device=cache.device)
@@ -419,7 +419,7 @@ def _checked_tasks(
     compress_lens: Tensor,
     compress_seq_offsets: Tensor | None,
 ) -> list[_Task]:
-    """The heads to write, in order; a head with a negative slot is skipped and nothing of it is looked at."""
+    """Give the heads to write, in order; one with a negative slot is skipped and nothing else of it is looked at."""
     slots = slot_mapping.flatten().tolist()
     windows = compress_lens.flatten().tolist()
     offsets = None if compress_seq_offsets is None else compress_seq_offsets.tolist()
@@ -467,7 +467,7 @@ def _checked_tasks(
 def _checked_sequences(
     args: LoadArgs, block_tables: Tensor, lens: list[int], starts: list[int], cumsum: bool
 ) -> list[_Sequence]:
-    """The sequences to load, in order."""
+    """Give the sequences to load, in order."""
     num_columns = block_tables.size(1)
     sequences = []
     next_row = 0
@@ -633,7 +633,7 @@ def _extents(tensors: Sequence[_NamedTensor]) -> list[_Extent]:
 
 
 def _extent(name: str, t: Tensor) -> _Extent:
-    """Runs along the dense trailing dimensions, one for each index of the others."""
+    """Find the runs along the dense trailing dimensions, one for each index of the others."""
     if t.numel() == 0:
         return _Extent(name, int(t.storage_offset()), [], 0)
     run = 1
@@ -688,5 +688,5 @@ def _share_a_byte(a: _Extent, b: _Extent) -> bool:
 
 
 def _bits(t: Tensor) -> Tensor:
-    """The same memory as integers: nothing here should depend on how torch copies a NaN."""
+    """View the same memory as integers: nothing here should depend on how torch copies a NaN."""
     return t.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[t.element_size()])

@@ -126,8 +126,11 @@ class Call:
                 row = cache[slot // cache.size(1), slot % cache.size(1), 0]
                 row[row.isnan()] = torch.nan
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))
+
     def __repr__(self) -> str:
-        parts = []
+        parts: list[str] = []
         for name, argument in (self.positional | self.keyword).items():
             if not isinstance(argument, Tensor):
                 parts.append(f"{name}={argument!r}")
@@ -156,7 +159,7 @@ def _deterministic(on: bool) -> Iterator[None]:
 
 
 def _memory(t: Tensor) -> Tensor:
-    """The whole storage of a tensor as bytes."""
+    """Give the whole storage of a tensor as bytes."""
     return torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage())
 
 
@@ -205,12 +208,12 @@ class _Memory:
         return int(self.choose(0, 1, 3))
 
     def storage(self, elements: int, dtype: torch.dtype) -> Tensor:
-        """A storage of random bits, 1-D."""
+        """Make a storage of random bits, 1-D."""
         bits = torch.randint(0, 256, (elements * dtype.itemsize,), dtype=torch.uint8, generator=self.generator)
         return bits.view(dtype)
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor with a dense last dimension and others in any order, with gaps, inside a larger storage."""
+        """Make a tensor with a dense last dimension and others in any order, with gaps, inside a larger storage."""
         order = list(range(len(shape) - 1))
         if self.choose(False, False, True):
             order = list(self.draw(st.permutations(order)))
@@ -246,15 +249,15 @@ class _Memory:
             query, key, value = self.pad(), key_heads * key_size, value_heads * value_size
             both = self.tensor((rows, query + key + value), dtypes[0])
             return (
-                both[:, query : query + key].unflatten(1, (key_heads, key_size)),
-                both[:, query + key :].unflatten(1, (value_heads, value_size)),
+                both[:, query : query + key].view(rows, key_heads, key_size),
+                both[:, query + key :].view(rows, value_heads, value_size),
             )
         dim = 0 if way == "unbind(0)" else 1
         both = self.tensor((*first[:dim], 2, *first[dim:]), dtypes[0])
         return both.select(dim, 0), both.select(dim, 1)
 
     def source(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor that is only read; its tokens may all be the same memory."""
+        """Make a tensor that is only read; its tokens may all be the same memory."""
         if self.choose(False, False, False, True):
             return self.tensor((1, *shape[1:]), dtype).expand(shape)
         return self.tensor(shape, dtype)
@@ -275,7 +278,7 @@ class _Memory:
                     _memory(t).view(t.dtype).copy_(flat)
 
     def index(self, values: list[int], shape: tuple[int, ...], label: str) -> Tensor:
-        """An index tensor of either dtype, dense or with gaps, or with its dimensions swapped in memory."""
+        """Make an index tensor of either dtype, dense or with gaps, or with its dimensions swapped in memory."""
         dtype = self.draw(st.sampled_from((torch.int32, torch.int64)), label=f"dtype of {label}")
         info = torch.iinfo(dtype)
         step, lead = self.choose((1, 0), (1, 1), (2, 0), (3, 2))
@@ -297,7 +300,7 @@ class _Memory:
         return self.rng.choice((-1, -1, -2, -1000, -(2**31), -(2**63)))
 
     def junk(self) -> int:
-        """A value of an index tensor that must not be looked at."""
+        """Draw a value of an index tensor that must not be looked at."""
         return self.rng.choice((-1, -(2**63), 2**31 - 1, 2**63 - 1, 0))
 
 
@@ -313,7 +316,7 @@ def scatter_calls(
     duplicates: bool = True,
     dense: bool = False,
 ) -> SearchStrategy[Call]:
-    """Valid calls of scatter_pa_kv_cache.
+    """Draw valid calls of scatter_pa_kv_cache.
 
     Args:
         form: one of SCATTER_FORMS.
@@ -413,7 +416,7 @@ def _token_calls(
 
 
 def _nct_source(memory: _Memory, shape: tuple[int, ...], dtype: torch.dtype, tokens: int) -> tuple[Tensor, int, int]:
-    """A tensor, and a stride and an offset that say where its tokens really are; they may overlap, it is only read."""
+    """Make a tensor, and the stride and offset that say where its tokens really are; they may overlap."""
     width = shape[1] * shape[2]
     stride = memory.draw(st.integers(1, width + 5), label="stride")
     offset = memory.draw(st.sampled_from((0, 1, 4)), label="offset")
@@ -530,7 +533,7 @@ def load_calls(
     sizes: Sizes = SMALL,
     dense: bool = False,
 ) -> SearchStrategy[Call]:
-    """Valid calls of paged_cache_load.
+    """Draw valid calls of paged_cache_load.
 
     Args:
         form: one of LOAD_FORMS.
@@ -596,7 +599,9 @@ def _load_calls(draw: DrawFn, form: str, dtypes: tuple[torch.dtype, ...], sizes:
     outputs = memory.pair((key_shapes[1], value_shapes[1]), (key_dtype, value_dtype))
     if nz:  # rows are dense; the heads of the output are its own business: 4 of them may end inside a unit
         split = [draw(st.sampled_from((0, heads, 4, 1)), label="heads of output") for _ in outputs]
-        key, value = (out.unflatten(1, (n, -1)) if n else out for out, n in zip(outputs, split, strict=True))
+        key, value = (
+            out.view(num_rows, n, out.size(1) // n) if n else out for out, n in zip(outputs, split, strict=True)
+        )
         outputs = key, value
     return Call(
         "paged_cache_load",

@@ -54,7 +54,7 @@ def test_nz_load_into_three_dimensions(backend: str) -> None:
     for vector in vectors:
         key_cache, value_cache, tables, lens, key, value = vector.positional
         assert key is not None and value is not None
-        outputs = key.unflatten(1, (4, -1)), value.unflatten(1, (4, -1))
+        outputs = [out.view(out.size(0), 4, out.size(1) // 4) for out in (key, value)]
         _function("paged_cache_load", backend)(key_cache, value_cache, tables, lens, *outputs, **vector.keyword)
         assert torch.equal(key, vector.expected["key"]) and torch.equal(value, vector.expected["value"])
 
@@ -65,14 +65,18 @@ def test_nz_five_dimensions_are_the_same_memory(backend: str) -> None:
     for vector in scatter_vectors(torch.int64)[:2]:
         key, value, key_cache, value_cache, slots = vector.positional
         assert key is not None and key_cache is not None and value_cache is not None
-        caches = [cache.unflatten(1, (key.size(1), -1)) for cache in (key_cache, value_cache)]
+        heads = key.size(1)
+        caches = [
+            cache.view(cache.size(0), heads, cache.size(1) // heads, *cache.shape[2:])
+            for cache in (key_cache, value_cache)
+        ]
         _function("scatter_pa_kv_cache", backend)(key, value, *caches, slots, **vector.keyword)
         assert torch.equal(key_cache, vector.expected["key_cache"])
         assert torch.equal(value_cache, vector.expected["value_cache"])
     vector = next(v for v in load_vectors(torch.int64) if v.name == "nz_fp16")
     key_cache, value_cache, *rest = vector.positional
     assert key_cache is not None and value_cache is not None
-    caches = [key_cache.unflatten(1, (2, 1)), value_cache.unflatten(1, (1, 1))]
+    caches = [key_cache.view(3, 2, 1, 16, 16), value_cache.view(3, 1, 1, 16, 16)]
     _function("paged_cache_load", backend)(*caches, *rest, **vector.keyword)
     for name, written in vector.written.items():
         assert torch.equal(written, vector.expected[name])

@@ -35,12 +35,12 @@ class Vector:
 
 
 def scatter_vectors(index_dtype: torch.dtype) -> list[Vector]:
-    """The vectors of scatter_pa_kv_cache, fresh tensors, with all index tensors in this dtype."""
+    """Make the vectors of scatter_pa_kv_cache, fresh tensors, with all index tensors in this dtype."""
     return [_scatter_vector(v, index_dtype) for v in _read("scatter_pa_kv_cache.json")["vectors"]]
 
 
 def load_vectors(index_dtype: torch.dtype) -> list[Vector]:
-    """The vectors of paged_cache_load, fresh tensors, with all index tensors in this dtype."""
+    """Make the vectors of paged_cache_load, fresh tensors, with all index tensors in this dtype."""
     return [_load_vector(case, index_dtype) for case in _read("paged_cache_load.json")["cases"]]
 
 
@@ -64,7 +64,7 @@ def _index(entry: dict[str, Any] | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _source(entry: dict[str, Any], offset: int) -> Tensor | None:
-    """A key or value; ``storage`` is the memory from the data pointer on, of which Nct picks its elements."""
+    """Make a key or value; ``storage`` is the memory from the data pointer on, of which Nct picks its elements."""
     dtype = _dtype(entry["dtype"])
     if entry["shape"] == []:  # how CANN says that there is no value
         return None
