@@ -148,9 +148,7 @@ def _self_check(device: str, cache_mode: str) -> str | None:
 
     empty = in_layout(torch.full((num_blocks * block_size, width), untouched))
     key_cache, value_cache = on_device(empty), on_device(empty).clone()
-    ops.scatter_pa_kv_cache(
-        tokens(1), tokens(-1), key_cache, value_cache, integers(slots), cache_mode=cache_mode
-    )
+    ops.scatter_pa_kv_cache(tokens(1), tokens(-1), key_cache, value_cache, integers(slots), cache_mode=cache_mode)
     for name, sign, cache in (("key", 1, key_cache), ("value", -1, value_cache)):
         if not torch.equal(cache.cpu().float(), in_layout(expected_cache(sign))):
             return f"scatter_pa_kv_cache wrote a wrong {name}_cache"
@@ -160,9 +158,7 @@ def _self_check(device: str, cache_mode: str) -> str | None:
     shape = (len(wanted_rows), heads, head_size)
     key, value = on_device(torch.zeros(shape)), on_device(torch.zeros(shape))
     block_tables, context_lens = integers([[2, 1], [0, 0]]), integers([17, 6])
-    ops.paged_cache_load(
-        key_cache, value_cache, block_tables, context_lens, key, value, cache_mode=cache_mode
-    )
+    ops.paged_cache_load(key_cache, value_cache, block_tables, context_lens, key, value, cache_mode=cache_mode)
     for name, sign, output in (("key", 1, key), ("value", -1, value)):
         if not torch.equal(output.cpu().float(), expected_cache(sign)[wanted_rows].view(shape)):
             return f"paged_cache_load returned a wrong {name}"
@@ -248,9 +244,7 @@ def _kernels(op: str) -> list[str]:
 
 def _torch_npu() -> dict[str, Any]:
     facts: dict[str, Any] = {"installed": _installed_version("torch_npu"), "devices": 0}
-    facts["cann"] = _find_cann() or (
-        f"{_CANN_LIBRARY} not found through LD_LIBRARY_PATH, {', '.join(_CANN_HOMES)}"
-    )
+    facts["cann"] = _find_cann() or (f"{_CANN_LIBRARY} not found through LD_LIBRARY_PATH, {', '.join(_CANN_HOMES)}")
     if "torch_npu" in sys.modules and hasattr(torch, "npu"):
         facts["imported"] = "yes"
         facts |= _collect(lambda: {"devices": torch.get_device_module("npu").device_count()})
@@ -298,8 +292,7 @@ def as_text(facts: dict[str, Any]) -> str:
     lines += ["", "self-check"]
     for check in facts["self_checks"]:
         lines.append(
-            f"  {check['device']} {check['cache_mode']}: "
-            f"{'ok' if check['ok'] else 'FAILED'}, {check['detail']}"
+            f"  {check['device']} {check['cache_mode']}: {'ok' if check['ok'] else 'FAILED'}, {check['detail']}"
         )
     verdict = "work" if facts["ok"] else "do NOT work"
     run_by = facts["cpu_operators_run_by"]

@@ -52,9 +52,7 @@ def run_demo(tmp_path: Path, *options: str) -> tuple[int, dict[str, Any]]:
 # What it promises
 
 
-def test_all_layouts_and_dtypes_equal_the_dense_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_layouts_and_dtypes_equal_the_dense_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, facts = run_demo(tmp_path)
     assert code == 0 and facts["ok"]
     ran = {(r["layout"], r["dtype"]) for r in facts["runs"]}
@@ -100,9 +98,7 @@ def test_greedy_tokens_mean_something(tmp_path: Path) -> None:
     assert len(set(r["sample_text"])) > 3
 
 
-def test_the_reads_and_writes_go_through_the_operators(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reads_and_writes_go_through_the_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, list[dict[str, Any]]] = {"scatter_pa_kv_cache": [], "paged_cache_load": []}
     for name, calls in seen.items():
         real = getattr(ops, name)
@@ -134,20 +130,14 @@ def test_block_sizes(tmp_path: Path, block_size: int) -> None:
 
 
 def test_options_override_quick(tmp_path: Path) -> None:
-    code, facts = run_demo(
-        tmp_path, "--layers", "1", "--new-tokens", "3", "--layout", "PA_NZ", "--dtype", "float16"
-    )
+    code, facts = run_demo(tmp_path, "--layers", "1", "--new-tokens", "3", "--layout", "PA_NZ", "--dtype", "float16")
     assert code == 0
     assert facts["decoder"]["num_layers"] == 1
-    assert [(r["layout"], r["dtype"], r["new_tokens"]) for r in facts["runs"]] == [
-        ("PA_NZ", "float16", 15)
-    ]
+    assert [(r["layout"], r["dtype"], r["new_tokens"]) for r in facts["runs"]] == [("PA_NZ", "float16", 15)]
 
 
 def test_more_threads_change_nothing_and_do_not_stay(tmp_path: Path) -> None:
-    code, facts = run_demo(
-        tmp_path, "--threads", "2", "--new-tokens", "2", "--layers", "1", "--layout", "Norm"
-    )
+    code, facts = run_demo(tmp_path, "--threads", "2", "--new-tokens", "2", "--layers", "1", "--layout", "Norm")
     assert code == 0 and facts["threads"] == 2
     assert torch.get_num_threads() == 1
 
@@ -183,15 +173,11 @@ class FaultyOps:
         """Write the neighbouring slot when decoding."""
         self.scatter(key, value, kc, vc, slots ^ 1 if slots.numel() <= 5 else slots, **kw)
 
-    def value_not_written(
-        self, key: Any, value: Any, kc: Any, vc: Any, slots: Any, **kw: Any
-    ) -> None:
+    def value_not_written(self, key: Any, value: Any, kc: Any, vc: Any, slots: Any, **kw: Any) -> None:
         """Write the key only."""
         self.scatter(key, value, kc, vc.clone(), slots, **kw)
 
-    def value_stride_ignored(
-        self, key: Any, value: Any, kc: Any, vc: Any, slots: Any, **kw: Any
-    ) -> None:
+    def value_stride_ignored(self, key: Any, value: Any, kc: Any, vc: Any, slots: Any, **kw: Any) -> None:
         """Read the value as if its rows were dense."""
         _, heads, head_size = value.shape
         dense = value.as_strided(value.shape, (heads * head_size, head_size, 1))
@@ -204,23 +190,17 @@ class FaultyOps:
             tables[:, :2] = tables[:, :2].flip(1)
         return self.load(kc, vc, tables, lens, *out, **kw)
 
-    def swapped_sequences(
-        self, kc: Any, vc: Any, tables: Any, lens: Any, *out: Any, **kw: Any
-    ) -> Any:
+    def swapped_sequences(self, kc: Any, vc: Any, tables: Any, lens: Any, *out: Any, **kw: Any) -> Any:
         """Give each sequence the table of another."""
         return self.load(kc, vc, tables.roll(1, 0).contiguous(), lens, *out, **kw)
 
-    def last_row_missing(
-        self, kc: Any, vc: Any, tables: Any, lens: Any, *out: Any, **kw: Any
-    ) -> Any:
+    def last_row_missing(self, kc: Any, vc: Any, tables: Any, lens: Any, *out: Any, **kw: Any) -> Any:
         """Leave the last row of the batch as it was."""
         lens = lens.clone()
         lens[-1] -= 1
         return self.load(kc, vc, tables, lens, *out, **kw)
 
-    def swapped_key_and_value(
-        self, kc: Any, vc: Any, tables: Any, lens: Any, *out: Any, **kw: Any
-    ) -> Any:
+    def swapped_key_and_value(self, kc: Any, vc: Any, tables: Any, lens: Any, *out: Any, **kw: Any) -> Any:
         """Read keys from the value cache and values from the key cache."""
         return self.load(vc, kc, tables, lens, *out, **kw)
 
@@ -264,9 +244,7 @@ def test_a_fault_in_an_operator_is_caught(
 
 def test_a_block_with_two_owners_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = BlockAllocator.allocate
-    monkeypatch.setattr(
-        BlockAllocator, "allocate", lambda self, count: [1] * len(real(self, count))
-    )
+    monkeypatch.setattr(BlockAllocator, "allocate", lambda self, count: [1] * len(real(self, count)))
     monkeypatch.setattr(BlockAllocator, "free", lambda self, blocks: None)
     monkeypatch.setattr(BlockAllocator, "__init__", _roomy(BlockAllocator.__init__))
     code, facts = run_demo(tmp_path, "--layout", "Norm", "--dtype", "float32")
@@ -412,9 +390,7 @@ def test_scheduler_waits_for_blocks_instead_of_running_out() -> None:
 
 def test_scheduler_refuses_a_request_that_can_never_fit() -> None:
     with pytest.raises(ValueError, match="request 3 needs 5 blocks, the cache has 4"):
-        Scheduler(
-            [Request(3, tuple(range(16)), 4)], BlockAllocator(5), block_size=4, token_budget=8
-        )
+        Scheduler([Request(3, tuple(range(16)), 4)], BlockAllocator(5), block_size=4, token_budget=8)
 
 
 class NoCache:
@@ -439,9 +415,7 @@ def test_serving_equals_the_decoder_with_no_cache_and_no_batch() -> None:
     decoder = Decoder(config, dtype=torch.float32, device=CPU)
     requests = [Request(id, tuple(p[:n]), 8, id) for id, (p, n) in
                 enumerate(zip(load_prompts(), (5, 60, 23), strict=False))]  # fmt: skip
-    cache = DenseCache(
-        requests, num_layers=2, num_kv_heads=2, head_size=16, dtype=torch.float32, device=CPU
-    )
+    cache = DenseCache(requests, num_layers=2, num_kv_heads=2, head_size=16, dtype=torch.float32, device=CPU)
     scheduler = Scheduler(requests, BlockAllocator(64), block_size=4, token_budget=16)
     result = serve(decoder, cache, scheduler)
     assert result.mixed_steps > 0 and result.continued_chunks > 0
@@ -471,9 +445,7 @@ def test_decoder_keeps_to_the_operators_that_every_device_has(dtype: torch.dtype
     config = DecoderConfig(num_layers=1, hidden_size=64, mlp_size=64, max_positions=64)
     decoder = Decoder(config, dtype=dtype, device=CPU)
     requests = [Request(0, tuple(range(40)), 3), Request(1, (1, 2, 3), 3)]
-    cache = DenseCache(
-        requests, num_layers=1, num_kv_heads=4, head_size=64, dtype=dtype, device=CPU
-    )
+    cache = DenseCache(requests, num_layers=1, num_kv_heads=4, head_size=64, dtype=dtype, device=CPU)
     scheduler = Scheduler(requests, BlockAllocator(32), block_size=4, token_budget=16)
     recorder = RecordOps()
     for step in all_steps(scheduler):

@@ -43,9 +43,7 @@ def test_json_has_every_section_and_true_facts(capsys: pytest.CaptureFixture[str
     assert facts["versions"]["torch"] == torch.__version__
     assert facts["cpu"]["threads"] == torch.get_num_threads()
     assert facts["built_with"] == _library.build_info()
-    assert [status["name"] for status in facts["extensions"]] == [
-        status.name for status in _library.status()
-    ]
+    assert [status["name"] for status in facts["extensions"]] == [status.name for status in _library.status()]
     assert {(c["device"], c["cache_mode"], c["ok"]) for c in facts["self_checks"]} >= {
         ("cpu", "Norm", True),
         ("cpu", "PA_NZ", True),

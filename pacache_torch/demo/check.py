@@ -78,9 +78,7 @@ class TokenDifference:
     wanted: int | None
 
 
-def compare_tokens(
-    got: dict[int, list[int]], wanted: dict[int, list[int]]
-) -> tuple[int, TokenDifference | None]:
+def compare_tokens(got: dict[int, list[int]], wanted: dict[int, list[int]]) -> tuple[int, TokenDifference | None]:
     """Return how many generated tokens differ, and the first that does."""
     count = 0
     first = None

@@ -114,9 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if ok else 1
 
 
-def run(
-    config: DemoConfig, prompts: list[bytes], *, show_progress: bool = False
-) -> list[RunReport]:
+def run(config: DemoConfig, prompts: list[bytes], *, show_progress: bool = False) -> list[RunReport]:
     """Serve ``prompts`` in every layout and dtype and compare each with a dense run."""
     requests = [
         Request(id, tuple(prompt), config.new_tokens, arrival=id * config.arrival_interval)
@@ -142,9 +140,7 @@ def run(
             dense = serve(decoder, dense_cache, scheduler, advance)
             for layout in config.layouts:
                 describe(f"{layout} {dtype_name}")
-                reports.append(
-                    _run_paged(config, requests, decoder, dense_cache, dense, layout, advance)
-                )
+                reports.append(_run_paged(config, requests, decoder, dense_cache, dense, layout, advance))
     return sorted(reports, key=lambda report: config.layouts.index(report.layout))
 
 
@@ -205,9 +201,7 @@ def _scheduler(config: DemoConfig, requests: list[Request]) -> tuple[Scheduler, 
     # those of others, with the others' rows still in them.
     blocks = [-(-request.max_cached // config.block_size) for request in requests]
     allocator = BlockAllocator(1 + max(max(blocks), sum(blocks) * 2 // 3), seed=1)
-    scheduler = Scheduler(
-        requests, allocator, block_size=config.block_size, token_budget=config.token_budget
-    )
+    scheduler = Scheduler(requests, allocator, block_size=config.block_size, token_budget=config.token_budget)
     return scheduler, allocator
 
 
@@ -320,9 +314,7 @@ def _cpu_threads(count: int) -> Iterator[None]:
 
 
 @contextmanager
-def _progress(
-    total: int, show: bool
-) -> Iterator[tuple[Callable[[str], object], Callable[[int], object]]]:
+def _progress(total: int, show: bool) -> Iterator[tuple[Callable[[str], object], Callable[[int], object]]]:
     """Yield ``describe(text)`` and ``advance(new_tokens)`` of a progress bar."""
     # A log file gets a line now and then, a terminal a bar that moves.
     interval = 0.1 if sys.stderr.isatty() else 5.0

@@ -30,10 +30,7 @@ class DenseCache:
             shape = (request.max_cached, num_kv_heads, head_size)
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self._rows = [
-            {request.id: (rows(request), rows(request)) for request in requests}
-            for _ in range(num_layers)
-        ]
+        self._rows = [{request.id: (rows(request), rows(request)) for request in requests} for _ in range(num_layers)]
 
     def begin_step(self, step: Step) -> None:
         """Remember the chunks; a row's place is its position."""
@@ -49,9 +46,7 @@ class DenseCache:
     def read(self, layer: int) -> list[tuple[Tensor, Tensor]]:
         """Return views of the rows so far of every sequence that has context."""
         return [
-            self.rows(layer, chunk.sequence.request.id, chunk.length)
-            for chunk in self._chunks
-            if chunk.has_context
+            self.rows(layer, chunk.sequence.request.id, chunk.length) for chunk in self._chunks if chunk.has_context
         ]
 
     def rows(self, layer: int, request_id: int, length: int) -> tuple[Tensor, Tensor]:

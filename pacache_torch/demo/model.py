@@ -66,9 +66,7 @@ class _Layer:
 class Decoder:
     """The decoder: embeddings, ``num_layers`` blocks, logits of the rows that are sampled."""
 
-    def __init__(
-        self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device, seed: int = 0
-    ) -> None:
+    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
         """Draw the weights on the CPU in float32, the same for every dtype and device."""
         self.config = config
         self.dtype = dtype

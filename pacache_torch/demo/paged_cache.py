@@ -66,9 +66,7 @@ class PagedCache:
         chunks = step.chunks
         tables = layouts.pad_block_tables([chunk.sequence.block_table for chunk in chunks])
         table_rows = [row for row, chunk in enumerate(chunks) for _ in range(chunk.count)]
-        slots = layouts.slot_mapping(
-            tables, torch.tensor(table_rows), torch.tensor(step.positions), self.block_size
-        )
+        slots = layouts.slot_mapping(tables, torch.tensor(table_rows), torch.tensor(step.positions), self.block_size)
         # int32 is what the NPU kernels read; the slots of a cache this size fit.
         self._slots = slots.to(torch.int32).to(self.device)
 
@@ -81,9 +79,7 @@ class PagedCache:
         """Scatter the rows of the step to their slots."""
         key_cache, value_cache = self.caches[layer]
         with self.clock.measure("scatter_pa_kv_cache", key.size(0) * self._bytes_per_token):
-            ops.scatter_pa_kv_cache(
-                key, value, key_cache, value_cache, self._slots, cache_mode=self.cache_mode
-            )
+            ops.scatter_pa_kv_cache(key, value, key_cache, value_cache, self._slots, cache_mode=self.cache_mode)
 
     def read(self, layer: int) -> list[tuple[Tensor, Tensor]]:
         """Load, in one call, all tokens so far of every sequence that has context."""

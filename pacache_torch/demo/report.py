@@ -41,19 +41,13 @@ class RunReport:
     @property
     def ok(self) -> bool:
         """Whether something was compared and everything was equal."""
-        return (
-            self.new_tokens > 0
-            and self.rows_checked > 0
-            and self.rows_different == 0
-            and self.tokens_different == 0
-        )
+        return self.new_tokens > 0 and self.rows_checked > 0 and self.rows_different == 0 and self.tokens_different == 0
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as JSON-ready values."""
         values = asdict(self) | {"ok": self.ok}
         values["ops"] = {
-            name: asdict(total) | {"gb_per_second": total.gb_per_second}
-            for name, total in self.ops.items()
+            name: asdict(total) | {"gb_per_second": total.gb_per_second} for name, total in self.ops.items()
         }
         return values
 

@@ -88,11 +88,7 @@ class Step:
     @property
     def token_ids(self) -> list[int]:
         """Token of each row."""
-        return [
-            token
-            for chunk in self.chunks
-            for token in chunk.sequence.tokens[chunk.start : chunk.length]
-        ]
+        return [token for chunk in self.chunks for token in chunk.sequence.tokens[chunk.start : chunk.length]]
 
     @property
     def positions(self) -> list[int]:
@@ -131,9 +127,7 @@ class Scheduler:
                     f"the cache has {allocator.capacity}"
                 )
         if token_budget < len(requests):
-            raise ValueError(
-                f"token_budget must be at least 1 per request ({len(requests)}), got {token_budget}"
-            )
+            raise ValueError(f"token_budget must be at least 1 per request ({len(requests)}), got {token_budget}")
 
     def next_step(self) -> Step | None:
         """Choose the next step and give its tokens a place in the cache; None when all is done."""
