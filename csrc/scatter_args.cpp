@@ -2,7 +2,7 @@
 
 #include <c10/util/SmallVector.h>
 
-#include <limits>
+#include <algorithm>
 #include <string>
 
 #include "memory_rules.h"
@@ -357,10 +357,13 @@ Region apply_nct(NamedTensor source, int64_t stride, int64_t offset,
                       " tokens of ", width, " elements");
     region.base = reinterpret_cast<uintptr_t>(plane.src) + offset * itemsize;
     region.run = width * itemsize;
-    region.dims.push_back({stride * itemsize, num_tokens});
+    plane.src += offset * itemsize;
+    // Of a single token the stride is not bounded: its bytes may overflow.
+    if (num_tokens > 1) {
+      plane.src_token_stride = stride * itemsize;
+      region.dims.push_back({plane.src_token_stride, num_tokens});
+    }
   }
-  plane.src += offset * itemsize;
-  plane.src_token_stride = stride * itemsize;
   plane.src_head_stride = plane.head_bytes;
   return region;
 }
@@ -553,9 +556,19 @@ void check_slots(const ScatterArgs& args) {
   }
 }
 
+// No stream prints 128 bits.
+std::string decimal(unsigned __int128 number) {
+  std::string digits;
+  do {
+    digits.insert(digits.begin(), static_cast<char>('0' + number % 10));
+    number /= 10;
+  } while (number != 0);
+  return digits;
+}
+
 void check_seq_lens(const ScatterArgs& args) {
   const IndexView& lens = args.seq_lens;
-  int64_t total = 0;
+  unsigned __int128 total = 0;  // of lengths that are not negative
   for (int64_t b = 0; b < args.batch; ++b) {
     const int64_t length = lens[b];
     if (args.scenario == 3) {
@@ -566,13 +579,12 @@ void check_seq_lens(const ScatterArgs& args) {
     }
     TORCH_CHECK_VALUE(length >= 0, kOp, ": seq_lens[", b,
                       "] must not be negative, got ", length);
-    if (__builtin_add_overflow(total, length, &total)) {
-      total = std::numeric_limits<int64_t>::max();
-    }
+    total += static_cast<uint64_t>(length);
   }
-  TORCH_CHECK_VALUE(args.scenario == 3 || total == args.num_tokens, kOp,
-                    ": seq_lens must sum to the ", args.num_tokens,
-                    " tokens of key, got ", total);
+  TORCH_CHECK_VALUE(
+      args.scenario == 3 || total == static_cast<uint64_t>(args.num_tokens),
+      kOp, ": seq_lens must sum to the ", args.num_tokens,
+      " tokens of key, got ", decimal(total));
 }
 
 void check_compressed_heads(const ScatterArgs& args) {
