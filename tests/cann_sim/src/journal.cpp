@@ -232,6 +232,15 @@ bool handle_known(const char* kind, const void* handle) {
   return is_live(j, kind, handle);
 }
 
+HandleState handle_state(const char* kind, const void* handle) {
+  Journal& j = journal();
+  std::lock_guard<std::mutex> lock(j.mutex);
+  if (is_live(j, kind, handle)) return HandleState::kLive;
+  auto dead = j.retired_kinds.find(handle);
+  bool retired = dead != j.retired_kinds.end() && dead->second == kind;
+  return retired ? HandleState::kRetired : HandleState::kUnknown;
+}
+
 bool handle_live(const char* kind, const void* handle, const std::string& op) {
   std::string bad_kind;
   std::string text;

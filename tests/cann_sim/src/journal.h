@@ -55,6 +55,9 @@ bool handle_live(const char* kind, const void* handle, const std::string& op);
 // As handle_live, without recording anything.
 bool handle_known(const char* kind, const void* handle);
 
+enum class HandleState { kUnknown, kLive, kRetired };
+HandleState handle_state(const char* kind, const void* handle);
+
 // Marks a live handle as destroyed and queues free_it. Returns false, with a
 // violation, when it was not live.
 bool handle_retired(const char* kind, const void* handle,

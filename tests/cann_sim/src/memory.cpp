@@ -30,6 +30,8 @@ constexpr size_t kAlignment = 4096;
 constexpr size_t kGap = 4096;
 // Freed bytes stay poisoned until this much was freed after them.
 constexpr size_t kPoisonedBytes = size_t{256} << 20;
+// Larger blocks are given back to the system instead (they read as zeros).
+constexpr size_t kMaxPoisonedBlock = size_t{64} << 20;
 // A task that touches more separate ranges than this is not looked at by the
 // race detector: it may miss a race, it never invents one.
 constexpr size_t kMaxRanges = 100000;
@@ -262,7 +264,7 @@ bool device_free(void* pointer) {
       block.live = false;
       block.history.clear();
       uint8_t* bytes = backing_of(device, address);
-      if (block.bytes <= kPoisonedBytes) {
+      if (block.bytes <= kMaxPoisonedBlock) {
         memset(bytes, kPoison, block.bytes);
         d->poisoned.emplace_back(address, block.bytes);
         d->poisoned_bytes += block.bytes;
@@ -294,7 +296,7 @@ uint8_t* peek(const void* pointer, size_t bytes) {
 }
 
 uint8_t* host_view(const void* pointer, size_t bytes, Access access,
-                   const Run& run, const std::string& what) {
+                   const Run& run, const std::string& what, bool note) {
   int device = device_of(pointer);
   Problem problem;
   {
@@ -312,7 +314,7 @@ uint8_t* host_view(const void* pointer, size_t bytes, Access access,
                             device, run.device));
     return nullptr;
   }
-  note_access(pointer, bytes, access, run);
+  if (note) note_access(pointer, bytes, access, run);
   return backing_of(device, reinterpret_cast<uintptr_t>(pointer));
 }
 

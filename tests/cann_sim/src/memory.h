@@ -35,9 +35,10 @@ int device_of(const void* pointer);
 // Host address of [pointer, pointer + bytes), or null after recording why
 // not: host_pointer, use_after_free, out_of_bounds or wrong_device. `run`
 // says which operator on which stream asks; without one (a blocking copy)
-// the host does. Also feeds the race detector.
+// the host does. Feeds the race detector when note is set.
 uint8_t* host_view(const void* pointer, size_t bytes, Access access,
-                   const Run& run, const std::string& what);
+                   const Run& run, const std::string& what,
+                   bool note = true);
 
 // As host_view without the race detector and without recording anything.
 uint8_t* peek(const void* pointer, size_t bytes);

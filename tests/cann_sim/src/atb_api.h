@@ -1,0 +1,90 @@
+// libatb: the classes whose mangled names and vtables callers rely on.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "nn_paged_load.h"
+
+namespace atb {
+
+using Status = int32_t;
+
+// vtable: 0 and 1 destructors, 2 SetExecuteStream, 3 GetExecuteStream, ...
+class Context {
+ public:
+  virtual ~Context() = default;
+  virtual Status SetExecuteStream(void* stream) = 0;
+  virtual void* GetExecuteStream() const = 0;
+  virtual Status SetAsyncTilingCopyStatus(bool status) = 0;
+  virtual bool GetAsyncTilingCopyStatus() const = 0;
+};
+
+class Operation {
+ public:
+  virtual ~Operation() = default;
+  virtual std::string GetName() const = 0;
+};
+
+__attribute__((visibility("default"))) Status CreateContext(Context** out);
+__attribute__((visibility("default"))) Status DestroyContext(Context* context);
+__attribute__((visibility("default"))) Status DestroyOperation(
+    Operation* operation);
+
+}  // namespace atb
+
+namespace cann_sim {
+
+enum AtbStatus {
+  kAtbOk = 0,
+  kAtbInvalidParam = 1,
+  kAtbInvalidInTensorNum = 5,
+  kAtbInvalidTensorDim = 8,
+  kAtbInvalidTensorSize = 9,
+  kAtbInvalidTensorIniMatch = 13,
+  kAtbInvalidTensorDimNum = 16,
+  kAtbInvalidOperationAddr = 24,
+};
+
+constexpr const char* kContextKind = "atb::Context";
+constexpr const char* kOperationKind = "atb::Operation";
+
+// Bound to the device and, for the strict reading, to the thread that made
+// it.
+class SimContext : public atb::Context {
+ public:
+  SimContext();
+  ~SimContext() override;
+  atb::Status SetExecuteStream(void* stream) override;
+  void* GetExecuteStream() const override { return stream_; }
+  atb::Status SetAsyncTilingCopyStatus(bool) override { return kAtbOk; }
+  bool GetAsyncTilingCopyStatus() const override { return false; }
+
+  // Records context_thread and context_device.
+  void check_use(const char* op) const;
+
+ private:
+  void* stream_ = nullptr;
+  void* memory_ = nullptr;
+  int device_;
+  std::thread::id thread_;
+};
+
+class PagedCacheLoadOperation : public atb::Operation {
+ public:
+  std::string GetName() const override { return "PagedCacheLoadOperation"; }
+
+  bool nz = false;
+  bool cumulative = false;
+  std::thread::id thread = std::this_thread::get_id();
+  // State of the last Setup.
+  bool ready = false;
+  atb::Context* context = nullptr;
+  std::vector<TensorInfo> tensors;
+  uint64_t workspace_bytes = 0;
+};
+
+}  // namespace cann_sim
