@@ -312,7 +312,8 @@ def test_allocator_hands_out_each_block_once_and_never_block_0() -> None:
     allocator = BlockAllocator(40)
     blocks = allocator.allocate(20) + allocator.allocate(19)
     assert sorted(blocks) == list(range(1, 40))
-    assert blocks != sorted(blocks), "blocks should come out scattered"
+    neighbours = sum(abs(a - b) == 1 for a, b in zip(blocks, blocks[1:], strict=False))
+    assert neighbours < 8, "blocks should come out scattered"
     with pytest.raises(OutOfBlocks):
         allocator.allocate(1)
     allocator.free(blocks[:5])
