@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -312,7 +313,7 @@ def test_allocator_hands_out_each_block_once_and_never_block_0() -> None:
     allocator = BlockAllocator(40)
     blocks = allocator.allocate(20) + allocator.allocate(19)
     assert sorted(blocks) == list(range(1, 40))
-    neighbours = sum(abs(a - b) == 1 for a, b in zip(blocks, blocks[1:], strict=False))
+    neighbours = sum(abs(a - b) == 1 for a, b in pairwise(blocks))
     assert neighbours < 8, "blocks should come out scattered"
     with pytest.raises(OutOfBlocks):
         allocator.allocate(1)

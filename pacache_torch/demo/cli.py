@@ -62,12 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DeviceUnavailable as error:
         print(f"demo: {error}", file=sys.stderr)
         return 2
-    try:
-        config = _config(arguments, device)
-    except ValueError as error:
-        print(f"demo: {error}", file=sys.stderr)
-        return 2
-
+    config = _config(arguments, device)
     prompts = load_prompts()[: config.num_prompts]
     print(
         f"{len(prompts)} prompts of {min(map(len, prompts))} to {max(map(len, prompts))} bytes, "
