@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from random import Random
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from strategies import LARGE, LOAD_FORMS, SCATTER_FORMS, SMALL, Call, Sizes, load_calls, scatter_calls
 
@@ -16,6 +18,21 @@ from pacache_torch import reference
 
 THREADS = (1, 2, 5, 16)
 FORMS = [("scatter_pa_kv_cache", form) for form in SCATTER_FORMS] + [("paged_cache_load", form) for form in LOAD_FORMS]
+EMPTY = torch.zeros(0, dtype=torch.int32)
+INDICES = (
+    "slot_mapping",
+    "compress_lens",
+    "compress_seq_offsets",
+    "seq_lens",
+    "block_tables",
+    "context_lens",
+    "seq_starts",
+)
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("PACACHE_FORCE_REFERENCE") == "1",
+    reason="PACACHE_FORCE_REFERENCE=1: it would be held against itself",
+)
 
 # Reading values out of a drawn seed makes examples cheap to draw and shrinks them by their structure.
 COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -65,6 +82,80 @@ def test_parity_when_split(op: str, form: str) -> None:
     @given(_calls(op, form, LARGE))
     def check(call: Call) -> None:
         _check(call)
+
+    check()
+
+
+def _outcome(call: Call, function: Callable[..., None]) -> tuple[type[Exception], str] | None:
+    try:
+        call.run(function)
+    except (ValueError, IndexError) as error:
+        return type(error), str(error)
+    return None
+
+
+@pytest.mark.parametrize(("op", "form"), FORMS, ids=["-".join(form) for form in FORMS])
+def test_a_wrong_value_is_refused_alike(op: str, form: str) -> None:
+    """With one value of one index tensor changed, both refuse with the same words and write nothing, or both accept."""
+
+    @settings(COMMON, max_examples=150)
+    @given(_calls(op, form, SMALL), st.randoms(use_true_random=False))
+    def check(call: Call, rng: Random) -> None:
+        indices = [t for name, t in call.tensors().items() if name in INDICES and t.numel() > 0]
+        if not indices:
+            return
+        index = rng.choice(indices)
+        where = tuple(rng.randrange(size) for size in index.shape)
+        near = int(index[where]) + rng.choice((-1, 1, 2, 5))
+        limits = torch.iinfo(index.dtype)
+        index[where] = min(max(rng.choice((near, near, near, limits.min, limits.max)), limits.min), limits.max)
+        # A changed slot may be a duplicate now, and a changed window may move a mean.
+        call = replace(call, duplicates=True)
+        expected, actual = call.clone(), call.clone()
+        outcome = _outcome(expected, getattr(reference, op))
+        event("refused" if outcome else "accepted")
+        assert _outcome(actual, getattr(torch.ops.pacache, op)) == outcome
+        if outcome:
+            assert expected.differences(call) == [] and actual.differences(call) == []
+        elif not call.mean_slots:
+            assert actual.differences(expected) == []
+
+    check()
+
+
+@st.composite
+def _views_of_one_storage(draw: st.DrawFn) -> list[torch.Tensor]:
+    """Draw key, value, key_cache and value_cache as views of one storage, of which some share bytes and some do not."""
+    storage = torch.zeros(draw(st.sampled_from((90, 200, 600))), dtype=torch.float16)
+    heads, head_size = draw(st.sampled_from((1, 2, 3))), draw(st.sampled_from((1, 2, 5)))
+    num_blocks, block_size = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    # Strides as engines have them: nested, in any order, with gaps that another view may fill.
+    sizes = (num_blocks, block_size, heads)
+    views = []
+    for shape in [(2, heads, head_size)] * 2 + [(*sizes, head_size)] * 2:
+        strides = [1] * len(shape)
+        extent = head_size * draw(st.sampled_from((1, 2, 2, 3)))
+        for dim in draw(st.permutations(range(len(shape) - 1))):
+            strides[dim] = extent
+            extent *= shape[dim] * draw(st.sampled_from((1, 1, 2)))
+        last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+        offset = draw(st.integers(0, storage.numel() - 1))
+        view = torch.zeros(last + 1, dtype=torch.float16) if last + offset >= storage.numel() else storage[offset:]
+        views.append(view.as_strided(shape, strides))
+    return views
+
+
+def test_shared_memory_is_refused_alike() -> None:
+    """Views of one storage are refused if they share a byte, with the same words, and else accepted."""
+
+    @settings(COMMON, max_examples=600)
+    @given(_views_of_one_storage())
+    def check(views: list[torch.Tensor]) -> None:
+        names = ("key", "value", "key_cache", "value_cache")
+        tensors: dict[str, torch.Tensor | None] = {**dict(zip(names, views, strict=True)), "slot_mapping": EMPTY}
+        call = Call("scatter_pa_kv_cache", tensors, {}, names[2:])
+        outcome = _outcome(call, reference.scatter_pa_kv_cache)
+        assert _outcome(call, torch.ops.pacache.scatter_pa_kv_cache) == outcome
 
     check()
 
