@@ -136,12 +136,13 @@ def _scatter_nct(slots: list[int], x: Tensor, cache: Tensor, stride: int, offset
     """Put as Norm; element (i, h, d) of x stands ``offset + i * stride + h * D + d`` after its data pointer."""
     block_size = cache.size(1)
     num_heads, head_size = x.shape[1:]
+    memory = torch.as_strided(x, (_storage_elements(x),), (1,), 0)
     for i, slot in enumerate(slots):
         if slot < 0:
             continue
         for h in range(num_heads):
             first = x.storage_offset() + offset + i * stride + h * head_size
-            cache[slot // block_size, slot % block_size, h, :] = torch.as_strided(x, (head_size,), (1,), first)
+            cache[slot // block_size, slot % block_size, h, :] = memory[first : first + head_size]
 
 
 def _scatter_nhsd(slots: list[int], x: Tensor, cache: Tensor) -> None:

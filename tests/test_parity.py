@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -158,6 +160,75 @@ def test_shared_memory_is_refused_alike() -> None:
         assert _outcome(call, torch.ops.pacache.scatter_pa_kv_cache) == outcome
 
     check()
+
+
+def _scatter_of_size(form: str, tokens: int, heads: int, size: int, num_blocks: int, block_size: int) -> Call:
+    """Make a call of scatter_pa_kv_cache of these sizes, valid or not; one sequence in the compressed modes."""
+    key_only = form.endswith("_key_only")
+    form = form.removesuffix("_key_only")
+    mode = {"nct": "Nct", "nhsd": "NHSD", "alibi": "Alibi", "rope": "Rope", "omni": "Omni"}.get(form, "None")
+    keyword: dict[str, Any] = {"scatter_mode": mode}
+    source: tuple[int, ...] = (tokens, heads, size)
+    cache: tuple[int, ...] = (num_blocks, block_size, heads, size)
+    slots = torch.arange(tokens) - 1
+    if form == "nz":
+        keyword["cache_mode"] = "PA_NZ"
+        cache = (num_blocks, heads, size // 8, block_size, 8)
+    elif form == "nhsd":
+        cache = (num_blocks, heads, block_size, size)
+    elif form == "nct":
+        keyword["strides"] = [2**62, heads * size + 1]
+    elif form in ("alibi", "rope", "omni", "alibi_padded", "rope_padded"):
+        padded = form.endswith("_padded")
+        task_shape: tuple[int, ...] = (1, heads) if padded else (heads,)
+        source = (1, *source) if padded else source
+        cache = (num_blocks, block_size, 1, size)
+        slots = torch.zeros(task_shape, dtype=torch.int32)
+        keyword["compress_lens"] = torch.full(task_shape, tokens // 2, dtype=torch.int32)
+        keyword["seq_lens"] = torch.tensor([tokens])
+        if not form.startswith("alibi"):
+            keyword["compress_seq_offsets"] = torch.zeros(heads, dtype=torch.int64)
+    tensors: dict[str, torch.Tensor | None] = {
+        "key": torch.randn(source),
+        "value": None if key_only else torch.randn(source),
+        "key_cache": torch.zeros(cache),
+        "value_cache": None if key_only else torch.zeros(cache),
+        "slot_mapping": slots,
+    }
+    written = ("key_cache",) if key_only else ("key_cache", "value_cache")
+    return Call("scatter_pa_kv_cache", tensors, keyword, written, duplicates=True)
+
+
+def _load_of_size(form: str, rows: int, heads: int, size: int, num_blocks: int, block_size: int) -> Call:
+    """Make a call of paged_cache_load of these sizes, valid or not; one sequence that fills the rows."""
+    nz = form == "nz"
+    cache = (num_blocks, heads, size // 8, block_size, 8) if nz else (num_blocks, block_size, heads, size)
+    lens = [0, rows] if form == "norm_cumsum" else [rows]
+    tensors: dict[str, torch.Tensor | None] = {
+        "key_cache": torch.randn(cache),
+        "value_cache": torch.randn(cache),
+        "block_tables": torch.zeros(1, rows, dtype=torch.int64),
+        "context_lens": torch.tensor(lens, dtype=torch.int32),
+        "key": torch.zeros(rows, heads * size) if nz else torch.zeros(rows, heads, size),
+        "value": torch.zeros(rows, heads * size) if nz else torch.zeros(rows, heads, size),
+    }
+    keyword = {"cache_mode": "PA_NZ" if nz else "Norm", "is_seq_lens_cumsum": form == "norm_cumsum"}
+    return Call("paged_cache_load", tensors, keyword, ("key", "value"))
+
+
+@pytest.mark.parametrize(("op", "form"), FORMS, ids=["-".join(form) for form in FORMS])
+def test_sizes_of_zero_and_one(op: str, form: str) -> None:
+    """No tokens, heads, elements, blocks or slots: both do nothing and return, or refuse with the same words."""
+    make = _load_of_size if op == "paged_cache_load" else _scatter_of_size
+    accepted = 0
+    for sizes in itertools.product((0, 1, 3), (0, 1, 2), (0, 1, 8), (0, 1, 3), (0, 1, 2)):
+        expected = make(form, *sizes)
+        actual = expected.clone()
+        outcome = _outcome(expected, getattr(reference, op))
+        assert _outcome(actual, getattr(torch.ops.pacache, op)) == outcome, sizes
+        assert actual.differences(expected) == [], sizes
+        accepted += outcome is None
+    assert accepted >= 27
 
 
 @pytest.mark.parametrize(("op", "form"), [form for form in FORMS if "rope" not in form[1]], ids=str)
