@@ -172,9 +172,12 @@ CANN_SIM_EXPORT int aclGetCannAttributeList(const int** list, size_t* count) {
   return kOk;
 }
 
-CANN_SIM_EXPORT int aclGetCannAttribute(int, int32_t* value) {
+// Inf/nan mode and bfloat16: yes. Compilation at run time: no, or torch_npu
+// would send every operator down the old aclop path.
+CANN_SIM_EXPORT int aclGetCannAttribute(int attribute, int32_t* value) {
   CANN_SIM_ENTER(aclGetCannAttribute);
-  *value = 1;
+  constexpr int kJitCompile = 2;
+  *value = attribute == kJitCompile ? 0 : 1;
   return kOk;
 }
 

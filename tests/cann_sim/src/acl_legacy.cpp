@@ -1,15 +1,14 @@
 // libascendcl: descriptors and attributes of the old aclop path, and the
 // functions that torch_npu wants to find but that do nothing here.
-//
-// An operator for which torch_npu finds no aclnn function goes to
-// aclopCompileAndExecute. The simulator has no aclop kernels: it says which
-// operator was asked for and fails.
+#include <cstdarg>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "acl_codes.h"
+#include "aclop_descriptors.h"
 #include "journal.h"
 #include "settings.h"
 
@@ -17,29 +16,12 @@ using namespace cann_sim;
 
 namespace {
 
-struct TensorDesc {
-  int data_type;
-  int format;
-  std::vector<int64_t> dims;
-  std::string name;
-};
-
-struct DataBuffer {
-  void* data;
-  size_t bytes;
-};
+using TensorDesc = AclopTensorDesc;
+using DataBuffer = AclopDataBuffer;
 
 struct OpAttr {
   int unused;
 };
-
-int missing_operator(const char* name) {
-  violation("missing_operator", name,
-            "the simulated CANN has no operator of this name (neither aclnn "
-            "nor aclop); add it to tests/cann_sim/src");
-  set_error(std::string("cann_sim: operator ") + name + " is not simulated");
-  return 500002;
-}
 
 }  // namespace
 
@@ -119,20 +101,6 @@ CANN_SIM_EXPORT int aclopSetAttrListListInt(void*, const char*, int,
   return kOk;
 }
 
-CANN_SIM_EXPORT int aclopCompileAndExecute(const char* name, int, const void*,
-                                           const void*, int, const void*,
-                                           void*, const void*, int, int,
-                                           const char*, void*) {
-  CANN_SIM_ENTER(aclopCompileAndExecute);
-  return missing_operator(name);
-}
-CANN_SIM_EXPORT int aclopCompileAndExecuteV2(const char* name, int, void*,
-                                             void*, int, void*, void*, void*,
-                                             int, int, const char*, void*) {
-  CANN_SIM_ENTER(aclopCompileAndExecuteV2);
-  return missing_operator(name);
-}
-
 CANN_SIM_EXPORT int aclSetCompileopt(int, const char*) {
   CANN_SIM_ENTER(aclSetCompileopt);
   return kOk;
@@ -140,12 +108,22 @@ CANN_SIM_EXPORT int aclSetCompileopt(int, const char*) {
 CANN_SIM_EXPORT size_t aclGetCompileoptSize(int) { return 16; }
 CANN_SIM_EXPORT int aclGetCompileopt(int, char* value, size_t length) {
   CANN_SIM_ENTER(aclGetCompileopt);
-  snprintf(value, length, "0");
+  snprintf(value, length, "disable");
   return kOk;
 }
 
-CANN_SIM_EXPORT void aclAppLog(int, const char*, const char*, uint32_t,
-                               const char*, ...) {}
+// What torch_npu logs; shown with CANN_SIM_LOG=1.
+CANN_SIM_EXPORT void aclAppLog(int level, const char*, const char* file,
+                               uint32_t line, const char* pattern, ...) {
+  static const bool shown = getenv("CANN_SIM_LOG") != nullptr;
+  if (!shown) return;
+  va_list args;
+  va_start(args, pattern);
+  fprintf(stderr, "[log %d %s:%u] ", level, file, line);
+  vfprintf(stderr, pattern, args);
+  fputc('\n', stderr);
+  va_end(args);
+}
 
 // ---- accepted and without effect -----------------------------------------
 
