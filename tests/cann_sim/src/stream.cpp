@@ -30,6 +30,7 @@ struct Stream {
   uint64_t done = 0;      // sequence of the last finished task
   uint64_t released = 0;  // lazy mode: tasks up to here may run
   bool stop = false;
+  bool working = false;   // has its thread, which the first task starts
   Clock clock;            // what a task queued now is ordered after
   Graph* graph = nullptr;
 };
@@ -143,7 +144,6 @@ Stream* new_stream(int device) {
   s->device = device;
   s->number = sched.next_number++;
   sched.streams.push_back(s);
-  std::thread(work, s).detach();
   return s;
 }
 
@@ -159,6 +159,10 @@ uint64_t push(Stream* s, const std::string& op, Task task) {
   s->clock[s->number] = q.sequence;
   q.clock = std::make_shared<Clock>(s->clock);
   s->queue.push_back(std::move(q));
+  if (!s->working) {
+    s->working = true;
+    std::thread(work, s).detach();
+  }
   sched.changed.notify_all();
   return s->enqueued;
 }
