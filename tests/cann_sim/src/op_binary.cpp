@@ -134,6 +134,9 @@ SCALED_INPLACE(aclnnInplaceAdds, aclScalar, a + scalar_value(f, b) * b)
 SCALED_INPLACE(aclnnInplaceSub, aclTensor, a - scalar_value(f, b) * b)
 SCALED_INPLACE(aclnnInplaceSubs, aclScalar, a - scalar_value(f, b) * b)
 
+SCALED(aclnnRsub, aclTensor, b - scalar_value(f, a) * a)
+SCALED(aclnnRsubs, aclScalar, b - scalar_value(f, a) * a)
+
 BINARY(aclnnMul, aclTensor, false, a* b)
 BINARY(aclnnMuls, aclScalar, false, a* b)
 BINARY_INPLACE(aclnnInplaceMul, aclTensor, false, a* b)
@@ -176,6 +179,10 @@ BINARY(aclnnBitwiseAndScalar, aclScalar, false,
        static_cast<int64_t>(a) & static_cast<int64_t>(b))
 BINARY(aclnnBitwiseOrTensor, aclTensor, false,
        static_cast<int64_t>(a) | static_cast<int64_t>(b))
+BINARY(aclnnBitwiseOrScalar, aclScalar, false,
+       static_cast<int64_t>(a) | static_cast<int64_t>(b))
+BINARY(aclnnBitwiseXorTensor, aclTensor, false,
+       static_cast<int64_t>(a) ^ static_cast<int64_t>(b))
 BINARY_INPLACE(aclnnInplaceBitwiseAndTensor, aclTensor, false,
                static_cast<int64_t>(a) & static_cast<int64_t>(b))
 
@@ -295,6 +302,25 @@ CANN_SIM_EXPORT int aclnnClampGetWorkspaceSize(
       }));
 }
 ACLNN_PHASE2(aclnnClamp)
+
+CANN_SIM_EXPORT int aclnnIsCloseGetWorkspaceSize(
+    const aclTensor* self, const aclTensor* other, double rtol, double atol,
+    bool equal_nan, aclTensor* out, uint64_t* workspace_bytes,
+    aclOpExecutor** executor) {
+  ACLNN_PHASE1(aclnnIsClose);
+  plan.number("rtol", rtol);
+  plan.number("atol", atol);
+  plan.number("equal_nan", equal_nan);
+  return binary(&plan, self, other, out, true,
+                [=](const auto& x, size_t i) {
+                  double a = static_cast<double>(x[0][i]);
+                  double b = static_cast<double>(x[1][i]);
+                  bool nans = equal_nan && a != a && b != b;
+                  bool near = std::fabs(a - b) <= atol + rtol * std::fabs(b);
+                  return TRUTH(a == b || nans || near);
+                });
+}
+ACLNN_PHASE2(aclnnIsClose)
 
 // out = 1 when shapes and all elements agree.
 CANN_SIM_EXPORT int aclnnEqualGetWorkspaceSize(const aclTensor* self,

@@ -65,5 +65,18 @@ UNARY(aclnnSilu, true, a* sigmoid(a))
 UNARY(aclnnSign, false, decltype(a)((a > 0) - (a < 0)))
 UNARY(aclnnIsFinite, true, static_cast<int64_t>(std::isfinite(a)))
 UNARY(aclnnIsInf, true, static_cast<int64_t>(std::isinf(a)))
-UNARY(aclnnBitwiseNot, false, static_cast<int64_t>(~static_cast<int64_t>(a)))
+UNARY(aclnnGelu, true, 0.5 * a * (1.0 + std::erf(a / std::sqrt(2.0))))
 UNARY_BOTH(LogicalNot, false, static_cast<int64_t>(a == 0))
+
+// A boolean is negated, not complemented.
+CANN_SIM_EXPORT int aclnnBitwiseNotGetWorkspaceSize(
+    const aclTensor* self, aclTensor* out, uint64_t* workspace_bytes,
+    aclOpExecutor** executor) {
+  ACLNN_PHASE1(aclnnBitwiseNot);
+  bool truth = self && self->info.data_type == kBool;
+  return unary(&plan, self, out, false, [=](const auto& x, size_t i) {
+    int64_t a = static_cast<int64_t>(x[0][i]);
+    return static_cast<int64_t>(truth ? a == 0 : ~a);
+  });
+}
+ACLNN_PHASE2(aclnnBitwiseNot)
