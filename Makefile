@@ -2,12 +2,15 @@
 #
 # Each target does all of its own set-up. By default it makes .venv with pinned packages. To use an environment of
 # yours, `make test VENV=path/to/venv`; to use an interpreter as it is, `make test VENV= PYTHON=python`. A torch that is
-# there is never replaced.
+# there is never replaced. The NPU tests have an environment of their own, .venv-npu (VENV_NPU=...), because torch_npu
+# breaks `import torch` where there is no CANN.
 
 PYTHON ?= python3
 VENV ?= .venv
+VENV_NPU ?= .venv-npu
 
-SOURCES := setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h)
+NATIVE := setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h)
+PACKAGE := $(NATIVE) $(shell find pacache_torch -name '*.py' -o -name '*.txt')
 
 ifeq ($(strip $(VENV)),)
 PY := $(PYTHON)
@@ -16,54 +19,80 @@ else
 PY := $(VENV)/bin/python
 STATE := $(VENV)/make
 endif
+PY_NPU := $(abspath $(VENV_NPU))/bin/python
+STATE_NPU := $(VENV_NPU)/make
+
+INSTALL := -m pip --disable-pip-version-check install --quiet
 CLANG_FORMAT := $(PY) -c "import clang_format; clang_format.clang_format()"
-PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 
-# An environment is told by its files: what is older than its inputs is made again.
-INSTALLED := $(STATE)/installed
-BUILT := $(STATE)/built
-LINTERS := $(STATE)/linters
-
-.PHONY: demo test lint format clean
+.PHONY: demo demo-npu test test-cpu test-npu build build-npu lint format clean
 .DELETE_ON_ERROR:
 
-demo: $(BUILT)
+demo: build
 	$(PY) -m pacache_torch demo $(DEMO_ARGS)
 
-test: $(BUILT)
+test: test-cpu test-npu
+
+test-cpu: build
 	$(PY) -m pytest $(TEST_ARGS)
 
-lint: $(LINTERS) $(BUILT)
+# From tests/npu, so that the installed package is imported and not the source tree.
+test-npu: build-npu
+	cd tests/npu && $(PY_NPU) -m pytest . $(TEST_ARGS)
+
+# The demo on npu:0 of the simulated CANN.
+demo-npu: build-npu
+	cd tests/npu && $(PY_NPU) ../cann_sim/run.py -- $(PY_NPU) -m pacache_torch demo --device npu $(DEMO_ARGS)
+
+lint: $(STATE)/linters build
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(CLANG_FORMAT) --dry-run --Werror $$(git ls-files '*.cpp' '*.h')
 
-format: $(LINTERS)
+format: $(STATE)/linters
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 	$(CLANG_FORMAT) -i $$(git ls-files '*.cpp' '*.h')
 
+build: $(STATE)/built
+build-npu: $(STATE_NPU)/built
+
+# What an environment holds is told by its stamps: one that is older than what it was made from is made again.
 ifneq ($(strip $(VENV)),)
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --upgrade pip
-$(INSTALLED): $(VENV)/bin/python
+	$@ $(INSTALL) --upgrade pip
+$(STATE)/installed: $(VENV)/bin/python
 endif
 
-$(INSTALLED): requirements/torch.txt requirements/build.txt requirements/test.txt
-	$(PY) -c "import torch" 2>/dev/null || $(PIP) -r requirements/torch.txt
-	$(PIP) -r requirements/test.txt
-	@mkdir -p $(STATE) && touch $@
+$(STATE)/installed: requirements/torch.txt requirements/build.txt requirements/test.txt
+	$(PY) -c "import torch" 2>/dev/null || $(PY) $(INSTALL) -r requirements/torch.txt
+	$(PY) $(INSTALL) -r requirements/test.txt
+	@mkdir -p $(@D) && touch $@
 
-$(BUILT): $(INSTALLED) $(SOURCES)
-	$(PIP) --no-build-isolation --no-deps --editable .
-	@mkdir -p $(STATE) && touch $@
+$(STATE)/built: $(STATE)/installed $(NATIVE)
+	$(PY) $(INSTALL) --no-build-isolation --no-deps --editable .
+	@mkdir -p $(@D) && touch $@
 
-$(LINTERS): $(INSTALLED) requirements/lint.txt
-	$(PIP) -r requirements/lint.txt
+$(STATE)/linters: $(STATE)/installed requirements/lint.txt
+	$(PY) $(INSTALL) -r requirements/lint.txt
 	@touch $@
 
+$(PY_NPU):
+	$(PYTHON) -m venv $(VENV_NPU)
+	$@ $(INSTALL) --upgrade pip
+
+$(STATE_NPU)/installed: $(PY_NPU) requirements/torch.txt requirements/build.txt requirements/test.txt requirements/npu.txt
+	$(PY_NPU) $(INSTALL) -r requirements/torch.txt -r requirements/npu.txt
+	@mkdir -p $(@D) && touch $@
+
+# Installed, not editable: the source tree holds the libraries of the other environment. Objects stay in build/.
+$(STATE_NPU)/built: $(STATE_NPU)/installed $(PACKAGE)
+	rm -rf build/lib* build/bdist*
+	PACACHE_WITH_NPU=1 $(PY_NPU) $(INSTALL) --no-build-isolation --no-deps --force-reinstall .
+	@mkdir -p $(@D) && touch $@
+
 clean:
-	rm -rf build dist *.egg-info .venv
+	rm -rf build dist *.egg-info .venv .venv-npu tests/cann_sim/build
 	rm -f pacache_torch/*.so pacache_torch/_built_with.json

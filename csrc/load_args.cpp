@@ -95,7 +95,8 @@ LoadPlane make_plane(const at::Tensor& cache, const at::Tensor& out,
 
 void check_dense_rows(NamedTensor out) {
   const at::Tensor& t = *out.tensor;
-  TORCH_CHECK_VALUE(t.dim() == 2 || t.size(1) <= 1 || t.stride(1) == t.size(2),
+  TORCH_CHECK_VALUE(t.dim() == 2 || t.size(1) <= 1 || t.size(2) == 0 ||
+                        t.stride(1) == t.size(2),
                     kOp, ": ", out.name,
                     " must have dense rows with cache_mode 'PA_NZ', got shape ",
                     t.sizes(), " and strides ", t.strides());

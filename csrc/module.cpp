@@ -9,7 +9,7 @@
 #include <map>
 #include <string>
 
-#include "npu_cause.h"
+#include "npu_loader.h"
 
 namespace {
 
@@ -46,8 +46,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("build_info", &build_info,
         "What this library was built with: torch, compiler, ...");
   m.def(
-      "set_npu_cause",
-      [](const std::string& cause) { pacache::npu_cause() = cause; },
-      "Why there are no NPU kernels; part of the error of a call that needs "
-      "them.");
+      "set_npu_loader",
+      [](pybind11::function loader) {
+        // Never destroyed: an operator may run after the interpreter's end.
+        auto* kept = new pybind11::function(std::move(loader));
+        pacache::npu_loader() = [kept]() {
+          const pybind11::gil_scoped_acquire gil;
+          return (*kept)().cast<std::string>();
+        };
+      },
+      "What loads the NPU kernels at the first NPU tensor; gives a cause or "
+      "an empty text.");
 }

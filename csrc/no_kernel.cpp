@@ -2,35 +2,42 @@
 //
 // Registered for every backend without a kernel of its own, so that such a
 // call gets the operator's own sentence: sparse tensors and mixed devices are
-// refused by the argument rules, an unknown device by name, and an NPU tensor
-// with the reason why the NPU kernels are missing (torch_npu would otherwise
-// copy everything to the CPU and back without a word).
+// refused by the argument rules, an unknown device by name. An NPU tensor
+// loads the NPU kernels, or gets the reason why there are none (torch_npu
+// would otherwise copy everything to the CPU and back without a word).
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 #include "load_args.h"
-#include "npu_cause.h"
+#include "npu_loader.h"
 #include "scatter_args.h"
 
 namespace pacache {
 
-std::string& npu_cause() {
-  static std::string cause;
-  return cause;
+std::function<std::string()>& npu_loader() {
+  static std::function<std::string()> loader;
+  return loader;
 }
 
 namespace {
 
-[[noreturn]] void refuse(const char* op, const char* name,
-                         const at::Tensor& t) {
-  const bool npu = t.device().is_privateuseone();
+// Returns when kernels for the tensor's device have just been loaded.
+void find_kernel_for(const char* op, const char* name, const at::Tensor& t) {
+  std::string cause;
+  if (t.device().is_privateuseone()) {
+    cause = npu_loader() ? npu_loader()() : "pacache_torch is not imported";
+    const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(
+        (std::string("pacache::") + op).c_str(), "");
+    if (cause.empty() &&
+        handle.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
+      return;
+    }
+  }
   TORCH_CHECK_NOT_IMPLEMENTED(
-      false, op, ": ", name, " must be on a device that has a kernel (cpu",
-      npu && !npu_cause().empty() ? "" : ", npu", "), got ", t.device(),
-      npu && !npu_cause().empty() ? "; the npu kernels are not there: " : "",
-      npu ? npu_cause() : std::string());
-  // TORCH_CHECK(false) has thrown.
-  std::abort();
+      false, op, ": ", name,
+      " must be on a device that has a kernel (cpu, npu), got ", t.device(),
+      cause.empty() ? "" : "; the npu kernels are not loaded: ", cause);
 }
 
 void scatter_pa_kv_cache(
@@ -43,7 +50,13 @@ void scatter_pa_kv_cache(
   check_scatter_args({key, value, key_cache, value_cache, slot_mapping,
                       compress_lens, compress_seq_offsets, seq_lens, cache_mode,
                       scatter_mode, strides, offsets});
-  refuse("scatter_pa_kv_cache", "key", key);
+  find_kernel_for("scatter_pa_kv_cache", "key", key);
+  c10::Dispatcher::singleton()
+      .findSchemaOrThrow("pacache::scatter_pa_kv_cache", "")
+      .typed<decltype(scatter_pa_kv_cache)>()
+      .call(key, value, key_cache, value_cache, slot_mapping, compress_lens,
+            compress_seq_offsets, seq_lens, cache_mode, scatter_mode, strides,
+            offsets);
 }
 
 void paged_cache_load(const at::Tensor& key_cache,
@@ -54,7 +67,12 @@ void paged_cache_load(const at::Tensor& key_cache,
                       c10::string_view cache_mode, bool is_seq_lens_cumsum) {
   check_load_args({key_cache, value_cache, block_tables, context_lens, key,
                    value, seq_starts, cache_mode, is_seq_lens_cumsum});
-  refuse("paged_cache_load", "key_cache", key_cache);
+  find_kernel_for("paged_cache_load", "key_cache", key_cache);
+  c10::Dispatcher::singleton()
+      .findSchemaOrThrow("pacache::paged_cache_load", "")
+      .typed<decltype(paged_cache_load)>()
+      .call(key_cache, value_cache, block_tables, context_lens, key, value,
+            seq_starts, cache_mode, is_seq_lens_cumsum);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@ is loaded.
 from pacache_torch import _library, fake, layouts, reference
 from pacache_torch._library import LibraryNotLoadedError
 from pacache_torch._version import __version__
+from pacache_torch.device import capabilities, warmup
 
 if _library.status()[0].loaded:
     fake.register()
@@ -18,8 +19,10 @@ from pacache_torch.ops import paged_cache_load, scatter_pa_kv_cache
 __all__ = [
     "LibraryNotLoadedError",
     "__version__",
+    "capabilities",
     "layouts",
     "paged_cache_load",
     "reference",
     "scatter_pa_kv_cache",
+    "warmup",
 ]

@@ -6,10 +6,13 @@ raised whole by the first call that needs it.
 
 from __future__ import annotations
 
+import atexit
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,26 +74,66 @@ class _Reference:
         self._function(*args, **kwargs)
 
 
-def _mismatch(built_with: dict[str, str]) -> str | None:
-    """Torch's C++ interface changes with every minor release: compare before anything is loaded."""
-    built, running = built_with.get("torch", ""), torch.__version__
-    if built.split(".")[:2] == running.split(".")[:2]:
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]
+
+
+def _mismatch(built_with: dict[str, str], package: str, running: str) -> str | None:
+    """Compare before anything is loaded: the C++ interface of torch and torch_npu changes with every minor release."""
+    built = built_with.get(package, running)
+    if _minor(built) == _minor(running):
         return None
-    return f"pacache_torch was built against torch {built} and is running with torch {running}; {_REBUILD}"
+    return f"pacache_torch was built against {package} {built} and is running with {package} {running}; {_REBUILD}"
 
 
-def _load(name: str) -> ExtensionStatus:
+def _built_with() -> dict[str, str]:
+    record = Path(__file__).with_name("_built_with.json")
+    return dict(json.loads(record.read_text())) if record.is_file() else {}
+
+
+def _load(name: str, unmet: str | None = None) -> ExtensionStatus:
+    """Load one library; ``unmet`` is a cause that is known already."""
     spec = importlib.util.find_spec(f"pacache_torch.{name}")
     if spec is None:
-        return ExtensionStatus(name, None, False, f"pacache_torch.{name} was not built; {_REBUILD}")
-    record = Path(__file__).with_name("_built_with.json")
-    cause = _mismatch(json.loads(record.read_text())) if record.is_file() else None
+        return ExtensionStatus(name, None, False, unmet or f"pacache_torch.{name} was not built; {_REBUILD}")
+    cause = unmet or _mismatch(_built_with(), "torch", torch.__version__)
     if cause is None:
         try:
             importlib.import_module(f"pacache_torch.{name}")
         except (ImportError, OSError, RuntimeError) as error:
             cause = f"{type(error).__name__}: {error}"
     return ExtensionStatus(name, spec.origin, cause is None, cause)
+
+
+def _load_npu() -> ExtensionStatus:
+    """Load the NPU kernels if torch_npu has been imported; it is never imported from here (it needs CANN)."""
+    installed = importlib.util.find_spec("torch_npu") is not None
+    spec = importlib.util.find_spec("pacache_torch._C_npu")
+    if not installed:
+        return _load("_C_npu", "torch_npu is not installed")
+    if spec is None:
+        return _load("_C_npu", f"pacache_torch was built without torch_npu; {_REBUILD}")
+    if "torch_npu" not in sys.modules:
+        return _load("_C_npu", "torch_npu is installed and not imported (the first npu tensor loads the npu kernels)")
+    if not _CPU.loaded:
+        return _load("_C_npu", "pacache_torch._C, which holds the schemas, is not loaded")
+    running = importlib.metadata.version("torch_npu")
+    return _load("_C_npu", _mismatch(_built_with(), "torch_npu", running))
+
+
+def _npu_cause() -> str:
+    """Called by the library when an npu tensor finds no kernel: load them, or say why not."""
+    global _NPU
+    if not _NPU.loaded:
+        _NPU = _load_npu()
+        if _NPU.loaded:
+            _register_release()
+    return _NPU.cause or ""
+
+
+def _register_release() -> None:
+    """Give ATB's objects back while the device is still there: exit functions run last in, first out."""
+    atexit.register(importlib.import_module("pacache_torch._C_npu").release)
 
 
 def _install() -> None:
@@ -109,16 +152,26 @@ def _install() -> None:
 
 
 _CPU = _load("_C")
-_NPU = ExtensionStatus("_C_npu", None, False, "this version of pacache_torch has no NPU library yet")
+_NPU = ExtensionStatus("_C_npu", None, False, None)
 _reference_library = torch.library.Library("pacache", "IMPL")
 if _CPU.loaded:
-    importlib.import_module("pacache_torch._C").set_npu_cause(_NPU.cause)
+    importlib.import_module("pacache_torch._C").set_npu_loader(_npu_cause)
+_npu_cause()
 _install()
 
 
 def status() -> list[ExtensionStatus]:
     """The libraries of the package, in the order in which they are loaded."""
+    _npu_cause()
     return [_CPU, _NPU]
+
+
+def npu_module() -> Any:
+    """``pacache_torch._C_npu``, or LibraryNotLoadedError with the cause."""
+    cause = _npu_cause()
+    if cause:
+        raise LibraryNotLoadedError(f"pacache_torch._C_npu is not loaded: {cause}")
+    return importlib.import_module("pacache_torch._C_npu")
 
 
 def build_info() -> dict[str, str] | None:

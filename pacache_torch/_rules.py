@@ -636,7 +636,7 @@ def check_load(
     for name, t in (("key_cache", key_cache), ("value_cache", value_cache), ("key", key), ("value", value)):
         _check_dense_last_dim(op, name, t)
     for name, t in (("key", key), ("value", value)):
-        if nz and t.dim() == 3 and t.size(1) > 1:
+        if nz and t.dim() == 3 and t.size(1) > 1 and t.size(2) > 0:
             _check_dense_rows(name, t)
     return LoadArgs(nz, batch, num_rows, num_blocks, block_size)
 

@@ -1,0 +1,184 @@
+#include "aclnn_call.h"
+
+#include <c10/core/ScalarType.h>
+
+#include "call_error.h"
+#include "cann_library.h"
+#include "executor_cache.h"
+#include "task_queue.h"
+#include "workspace.h"
+
+namespace pacache::npu {
+namespace {
+
+// Phase one's memory for tensor data on the host ("huge memory"), which some
+// releases want set up and taken down around it.
+struct HugeMemory {
+  using Init = int (*)(void*, bool);
+  using Release = void (*)(void*, bool);
+
+  HugeMemory() {
+    static const auto init =
+        reinterpret_cast<Init>(find_op_api("InitHugeMemThreadLocal"));
+    if (init != nullptr) {
+      init(nullptr, false);
+    }
+  }
+  ~HugeMemory() {
+    static const auto uninit =
+        reinterpret_cast<Release>(find_op_api("UnInitHugeMemThreadLocal"));
+    if (uninit != nullptr) {
+      uninit(nullptr, false);
+    }
+  }
+  HugeMemory(const HugeMemory&) = delete;
+  HugeMemory& operator=(const HugeMemory&) = delete;
+
+  // On the launching thread, behind phase two.
+  static void release() {
+    static const auto release =
+        reinterpret_cast<Release>(find_op_api("ReleaseHugeMem"));
+    if (release != nullptr) {
+      release(nullptr, false);
+    }
+  }
+};
+
+using PhaseTwo = int (*)(void* workspace, uint64_t workspace_size,
+                         aclOpExecutor* executor, void* stream);
+
+}  // namespace
+
+AclnnFunctions AclnnFunctions::look_up(const char* op, const char* function,
+                                       const char* phase_one_name,
+                                       const char* since) {
+  return {op, function, require_op_api<void*>(op, phase_one_name, since),
+          require_op_api<void*>(op, function, since)};
+}
+
+AclnnCall& AclnnCall::tensor(const char* name, TensorDescriptor descriptor) {
+  tensors_.push_back({name, std::move(descriptor)});
+  return *this;
+}
+
+AclnnCall& AclnnCall::text(const char* name, const char* value) {
+  texts_.push_back({name, value});
+  return *this;
+}
+
+AclnnCall& AclnnCall::ints(const char* name, at::IntArrayRef values) {
+  ints_.push_back({name, {values.begin(), values.end()}});
+  return *this;
+}
+
+AclnnCall& AclnnCall::number(const char* name, int64_t value) {
+  numbers_.push_back({name, value});
+  return *this;
+}
+
+void AclnnCall::make_handles() {
+  for (const auto& tensor : tensors_) {
+    tensor_handles_.push_back(make_tensor(functions_.op, tensor.descriptor));
+  }
+  for (const auto& array : ints_) {
+    array_handles_.push_back(make_int_array(functions_.op, array.values));
+  }
+}
+
+void AclnnCall::release() {
+  tensor_handles_.clear();
+  array_handles_.clear();
+}
+
+std::string AclnnCall::describe() const {
+  std::ostringstream text;
+  const char* separator = "";
+  for (const auto& [name, tensor] : tensors_) {
+    text << separator << name << " ";
+    if (tensor.present) {
+      text << acl_dtype_name(tensor.dtype) << " "
+           << at::IntArrayRef(tensor.sizes) << " strides "
+           << at::IntArrayRef(tensor.strides);
+    } else {
+      text << "null";
+    }
+    separator = ", ";
+  }
+  for (const auto& [name, value] : texts_) {
+    text << separator << name << " " << (value == nullptr ? "null" : value);
+  }
+  for (const auto& [name, values] : ints_) {
+    text << separator << name << " " << at::IntArrayRef(values);
+  }
+  for (const auto& [name, value] : numbers_) {
+    text << separator << name << " " << value;
+  }
+  return text.str();
+}
+
+void AclnnCall::run(std::shared_ptr<AclnnCall> call, const c10::Device& device,
+                    PhaseOne phase_one) {
+  const AclnnFunctions& functions = call->functions_;
+  void* stream = current_stream(device);
+  CallKey key(functions.function, device.index(), stream);
+  for (const auto& tensor : call->tensors_) {
+    key.add(tensor.descriptor);
+  }
+  for (const auto& text : call->texts_) {
+    key.add(text.value);
+  }
+  for (const auto& array : call->ints_) {
+    key.add(at::IntArrayRef(array.values));
+  }
+  for (const auto& number : call->numbers_) {
+    key.add(number.value);
+  }
+
+  uint64_t workspace_size = 0;
+  ExecutorHandle executor;
+  bool first_use = false;
+  {
+    ExecutorCache cache(key);
+    executor = cache.find(&workspace_size);
+    if (executor == nullptr) {
+      first_use = true;
+      HugeMemory memory;
+      call->make_handles();
+      aclOpExecutor* made = nullptr;
+      const int status = phase_one(*call, &workspace_size, &made);
+      executor.reset(made);
+      if (status != 0) {
+        throw_aclnn(
+            functions.op,
+            (std::string(functions.function) + "GetWorkspaceSize").c_str(),
+            status, call->describe());
+      }
+    }
+  }
+  void* memory = workspace(workspace_size, device, stream);
+
+  // The closure may be copied and outlives its run in the queue's ring, so
+  // what it owns is shared and given back as soon as it has run. If it never
+  // runs, its end destroys the handles and the executor.
+  auto owned = std::make_shared<ExecutorHandle>(std::move(executor));
+  enqueue(functions.function,
+          [call = std::move(call), owned, memory, workspace_size, stream,
+           first_use]() -> int {
+            const AclnnFunctions& functions = call->functions_;
+            // Phase two consumes the executor, whatever it returns.
+            const int status = reinterpret_cast<PhaseTwo>(functions.phase_two)(
+                memory, workspace_size, owned->release(), stream);
+            if (status != 0) {
+              call->release();
+              throw_aclnn(functions.op, functions.function, status,
+                          call->describe());
+            }
+            call->release();
+            if (first_use) {
+              HugeMemory::release();
+            }
+            return status;
+          });
+}
+
+}  // namespace pacache::npu

@@ -1,0 +1,91 @@
+// The two-phase call of an aclnn operator.
+
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/util/FunctionRef.h>
+
+#include <memory>
+#include <string>
+
+#include "acl_handles.h"
+
+namespace pacache::npu {
+
+// The functions of one operator, looked up once per process.
+struct AclnnFunctions {
+  const char* op;        // our operator, for error texts
+  const char* function;  // phase two's name, "aclnnScatterPaKvCache"
+  void* phase_one = nullptr;
+  void* phase_two = nullptr;
+
+  // RuntimeError when one is missing.
+  static AclnnFunctions look_up(const char* op, const char* function,
+                                const char* phase_one_name, const char* since);
+};
+
+// One call: its arguments in the function's order, then run(). Arguments are
+// descriptions only; CANN's handles are made from them if phase one is needed.
+// Names must be literals.
+class AclnnCall {
+ public:
+  explicit AclnnCall(const AclnnFunctions& functions) : functions_(functions) {}
+
+  AclnnCall& tensor(const char* name, TensorDescriptor descriptor);
+  AclnnCall& text(const char* name, const char* value);  // a literal or null
+  AclnnCall& ints(const char* name, at::IntArrayRef values);
+  AclnnCall& number(const char* name, int64_t value);
+
+  // The i-th tensor or integer array as CANN's handle; phase one only.
+  aclTensor* tensor_handle(size_t i) const { return tensor_handles_[i].get(); }
+  aclIntArray* array_handle(size_t i) const { return array_handles_[i].get(); }
+
+  using PhaseOne =
+      c10::function_ref<int(const AclnnCall&, uint64_t*, aclOpExecutor**)>;
+
+  // Runs on the current stream of `device`, which must be the current device:
+  // takes the executor from CANN's cache or calls phase_one, then queues phase
+  // two. Nothing waits for the device.
+  //
+  // The queued closure does not hold the tensors: like the operators of
+  // torch_npu it relies on the allocator, which gives a freed block away only
+  // behind what was queued before on the block's stream. (A closure with the
+  // last reference would call the allocator from the queue's thread, while an
+  // allocation that runs out of memory waits for that queue: a deadlock.)
+  static void run(std::shared_ptr<AclnnCall> call, const c10::Device& device,
+                  PhaseOne phase_one);
+
+  std::string describe() const;
+
+ private:
+  struct NamedDescriptor {
+    const char* name;
+    TensorDescriptor descriptor;
+  };
+  struct NamedText {
+    const char* name;
+    const char* value;
+  };
+  struct NamedInts {
+    const char* name;
+    c10::SmallVector<int64_t, 2> values;
+  };
+
+  struct NamedNumber {
+    const char* name;
+    int64_t value;
+  };
+
+  void make_handles();
+  void release();
+
+  const AclnnFunctions& functions_;
+  c10::SmallVector<NamedDescriptor, 8> tensors_;
+  c10::SmallVector<NamedText, 2> texts_;
+  c10::SmallVector<NamedInts, 2> ints_;
+  c10::SmallVector<NamedNumber, 1> numbers_;
+  c10::SmallVector<TensorHandle, 8> tensor_handles_;
+  c10::SmallVector<IntArrayHandle, 2> array_handles_;
+};
+
+}  // namespace pacache::npu

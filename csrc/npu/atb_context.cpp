@@ -1,0 +1,126 @@
+#include "atb_context.h"
+
+#include <c10/core/DeviceGuard.h>
+
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <vector>
+
+#include "call_error.h"
+#include "cann_library.h"
+
+namespace pacache::npu {
+namespace {
+
+constexpr const char* kOp = "paged_cache_load";
+constexpr const char* kSince = "8.3.RC1";
+constexpr const char* kPhaseOne = "AtbPagedCacheLoadGetWorkspaceSize";
+constexpr const char* kPhaseTwo = "AtbPagedCacheLoad";
+// The C++ functions, mangled; they carry no ABI tag, so both builds of ATB
+// have them under these names.
+constexpr const char* kCreateContext = "_ZN3atb13CreateContextEPPNS_7ContextE";
+constexpr const char* kDestroyContext = "_ZN3atb14DestroyContextEPNS_7ContextE";
+constexpr const char* kDestroyOperation =
+    "_ZN3atb16DestroyOperationEPNS_9OperationE";
+
+using OperationKey = std::tuple<int, int8_t, bool>;
+
+struct ThreadState {
+  std::map<int, atb::Context*> contexts;
+  std::map<OperationKey, atb::Operation*> operations;
+};
+
+// Every thread's state, so that the end of the process can give it back. A
+// state is used by its own thread only, until release_all().
+struct Registry {
+  std::mutex mutex;
+  std::vector<ThreadState*> states;
+};
+
+Registry& registry() {
+  static auto* all = new Registry;
+  return *all;
+}
+
+ThreadState& my_state() {
+  thread_local ThreadState* state = [] {
+    auto* made = new ThreadState;
+    const std::lock_guard<std::mutex> lock(registry().mutex);
+    registry().states.push_back(made);
+    return made;
+  }();
+  return *state;
+}
+
+}  // namespace
+
+const AtbFunctions& atb_functions() {
+  static const AtbFunctions found = {
+      require_atb<AtbPhaseOne>(kOp, kPhaseOne, kSince),
+      require_atb<AtbPhaseTwo>(kOp, kPhaseTwo, kSince),
+      require_atb<int32_t (*)(atb::Context**)>(kOp, kCreateContext, kSince),
+      require_atb<int32_t (*)(atb::Context*)>(kOp, kDestroyContext, kSince),
+      require_atb<int32_t (*)(atb::Operation*)>(kOp, kDestroyOperation, kSince),
+  };
+  return found;
+}
+
+bool atb_available() {
+  static const bool available = [] {
+    for (const char* name : {kPhaseOne, kPhaseTwo, kCreateContext,
+                             kDestroyContext, kDestroyOperation}) {
+      if (find_atb(name) == nullptr) {
+        return false;
+      }
+    }
+    return true;
+  }();
+  return available;
+}
+
+atb::Context* atb_context(int device) {
+  atb::Context*& context = my_state().contexts[device];
+  if (context == nullptr) {
+    const int32_t status = atb_functions().create_context(&context);
+    if (status != 0 || context == nullptr) {
+      context = nullptr;
+      throw_atb(kOp, "atb::CreateContext", status,
+                "device " + std::to_string(device));
+    }
+  }
+  return context;
+}
+
+atb::Operation** atb_operation(int device, int8_t kv_cache_cfg, bool cumsum) {
+  return &my_state().operations[{device, kv_cache_cfg, cumsum}];
+}
+
+void drop_operation(atb::Operation** operation) {
+  if (*operation != nullptr) {
+    atb_functions().destroy_operation(*operation);
+    *operation = nullptr;
+  }
+}
+
+void release_all() {
+  const std::lock_guard<std::mutex> lock(registry().mutex);
+  for (ThreadState* state : registry().states) {
+    for (auto& [key, operation] : state->operations) {
+      const c10::DeviceGuard guard(
+          c10::Device(c10::DeviceType::PrivateUse1,
+                      static_cast<c10::DeviceIndex>(std::get<0>(key))));
+      drop_operation(&operation);
+    }
+    for (auto& [device, context] : state->contexts) {
+      const c10::DeviceGuard guard(c10::Device(
+          c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(device)));
+      if (context != nullptr) {
+        atb_functions().destroy_context(context);
+        context = nullptr;
+      }
+    }
+  }
+}
+
+}  // namespace pacache::npu

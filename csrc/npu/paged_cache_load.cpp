@@ -1,0 +1,316 @@
+// paged_cache_load on the NPU: AtbPagedCacheLoad, or its aclnn sibling
+// aclnnGatherPaKvCache where ATB is missing.
+//
+// Neither checks an index, and both read and write tensors as dense ones, so
+// what they would get wrong is refused here (capabilities.cpp).
+
+#include "../load_args.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/library.h>
+
+#include <array>
+#include <cstdlib>
+#include <limits>
+#include <map>
+#include <string_view>
+
+#include "aclnn_call.h"
+#include "atb_context.h"
+#include "call_error.h"
+#include "cann_library.h"
+#include "capabilities.h"
+#include "dense_inputs.h"
+#include "task_queue.h"
+#include "torch_npu/csrc/core/npu/NPUWorkspaceAllocator.h"
+#include "warmup.h"
+
+namespace pacache::npu {
+namespace {
+
+constexpr const char* kOp = "paged_cache_load";
+constexpr const char* kSibling = "aclnnGatherPaKvCache";
+constexpr const char* kSiblingPhaseOne = "aclnnGatherPaKvCacheGetWorkspaceSize";
+
+// Tensors in the form that both device operators take.
+struct DeviceTensors {
+  at::Tensor key_cache;
+  at::Tensor value_cache;
+  at::Tensor block_tables;
+  at::Tensor context_lens;
+  at::Tensor key;
+  at::Tensor value;
+  at::Tensor seq_starts;  // undefined for none
+};
+
+// Zeros for `batch` sequences, made once per thread, device and stream and
+// grown when needed; during a capture they come from the graph's pool.
+at::Tensor zero_starts(int64_t batch, const at::Device& device) {
+  const auto options = at::TensorOptions().dtype(at::kInt).device(device);
+  void* stream = current_stream(device);
+  if (is_capturing(stream)) {
+    return at::zeros({batch}, options);
+  }
+  thread_local auto* kept = new std::map<std::pair<int, void*>, at::Tensor>();
+  at::Tensor& zeros = (*kept)[{device.index(), stream}];
+  if (!zeros.defined() || zeros.size(0) < batch) {
+    zeros = at::zeros({std::max<int64_t>(batch, 256)}, options);
+  }
+  return zeros.narrow(0, 0, batch);
+}
+
+// One ATB call as it travels to the queue's thread.
+struct AtbCall {
+  std::array<TensorDescriptor, 7> tensors;
+  int8_t kv_cache_cfg = 0;
+  bool is_cumsum = false;
+  bool has_starts = false;
+  c10::Device device{c10::DeviceType::PrivateUse1};
+  void* stream = nullptr;
+
+  std::string describe() const {
+    static constexpr const char* kNames[] = {
+        "key_cache", "value_cache", "block_tables", "context_lens",
+        "key",       "value",       "seq_starts"};
+    std::string text;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      text += c10::str(i == 0 ? "" : ", ", kNames[i], " ",
+                       tensors[i].present
+                           ? c10::str(acl_dtype_name(tensors[i].dtype), " ",
+                                      at::IntArrayRef(tensors[i].sizes))
+                           : std::string("null"));
+    }
+    return c10::str(text, ", kvCacheCfg ", static_cast<int>(kv_cache_cfg),
+                    ", isSeqLensCumsumType ", is_cumsum, ", hasSeqStarts ",
+                    has_starts);
+  }
+};
+
+// On the queue's thread: set up and execute back to back, since an operation
+// remembers its tensors.
+void run_atb(const AtbCall& call) {
+  const c10::DeviceGuard guard(call.device);
+  const AtbFunctions& atb = atb_functions();
+  atb::Context* context = atb_context(call.device.index());
+  int32_t status = context->SetExecuteStream(call.stream);
+  if (status != 0) {
+    throw_atb(kOp, "atb::Context::SetExecuteStream", status, call.describe());
+  }
+  std::array<TensorHandle, 7> handles;
+  for (size_t i = 0; i < handles.size(); ++i) {
+    handles[i] = make_tensor(kOp, call.tensors[i]);
+  }
+  atb::Operation** operation =
+      atb_operation(call.device.index(), call.kv_cache_cfg, call.is_cumsum);
+  uint64_t workspace_size = 0;
+  status = atb.phase_one(handles[0].get(), handles[1].get(), handles[2].get(),
+                         handles[3].get(), handles[4].get(), handles[5].get(),
+                         handles[6].get(), call.kv_cache_cfg, call.is_cumsum,
+                         call.has_starts, &workspace_size, operation, context);
+  if (status != 0) {
+    drop_operation(operation);
+    throw_atb(kOp, "AtbPagedCacheLoadGetWorkspaceSize", status,
+              call.describe());
+  }
+  // Known only here; torch_npu's workspace allocator is the one that may be
+  // called from the queue's thread. The operator as read asks for none.
+  at::Tensor memory;
+  if (workspace_size > 0) {
+    memory = at_npu::native::allocate_workspace(workspace_size, call.stream);
+  }
+  status = atb.phase_two(workspace_size > 0 ? memory.data_ptr() : nullptr,
+                         workspace_size, *operation, context);
+  if (status != 0) {
+    drop_operation(operation);
+    throw_atb(kOp, "AtbPagedCacheLoad", status, call.describe());
+  }
+}
+
+void load_with_atb(const LoadArgs& args, DeviceTensors& tensors) {
+  atb_functions();  // a missing function is the caller's error, not the queue's
+  if (!args.nz && !tensors.seq_starts.defined()) {
+    // The C API refuses ND without them.
+    tensors.seq_starts = zero_starts(args.batch, tensors.key.device());
+  }
+  auto call = std::make_shared<AtbCall>();
+  call->tensors = {TensorDescriptor(tensors.key_cache),
+                   TensorDescriptor(tensors.value_cache),
+                   TensorDescriptor(tensors.block_tables),
+                   TensorDescriptor(tensors.context_lens),
+                   TensorDescriptor(tensors.key),
+                   TensorDescriptor(tensors.value),
+                   TensorDescriptor(tensors.seq_starts)};
+  if (args.nz) {
+    // A dense tensor whose last dimension is one unit is FRACTAL_NZ as it
+    // lies when block_size is a multiple of 16, which has been checked.
+    call->tensors[0].format = kFormatFractalNz;
+    call->tensors[1].format = kFormatFractalNz;
+  }
+  call->kv_cache_cfg = args.nz ? 0 : 1;
+  call->is_cumsum = args.is_cumsum;
+  call->has_starts = tensors.seq_starts.defined();
+  call->device = tensors.key.device();
+  call->stream = current_stream(call->device);
+  enqueue("AtbPagedCacheLoad", [call]() -> int {
+    run_atb(*call);
+    return 0;
+  });
+}
+
+using SiblingPhaseOne = int (*)(const aclTensor* key_cache,
+                                const aclTensor* value_cache,
+                                const aclTensor* block_tables,
+                                const aclTensor* seq_lens, aclTensor* key,
+                                aclTensor* value, const aclTensor* seq_offset,
+                                char* cache_mode, bool is_seq_lens_cumsum,
+                                uint64_t* workspace_size,
+                                aclOpExecutor** executor);
+
+const AclnnFunctions& sibling_functions() {
+  static const AclnnFunctions found =
+      AclnnFunctions::look_up(kOp, kSibling, kSiblingPhaseOne, "8.5.0");
+  return found;
+}
+
+void load_with_sibling(const LoadArgs& args, const DeviceTensors& tensors) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      tensors.key_cache.scalar_type() == tensors.value_cache.scalar_type(), kOp,
+      ": value_cache must have the dtype of key_cache with ", kSibling,
+      " (ATB's operator takes both), got ",
+      dtype_name(tensors.value_cache.scalar_type()));
+  for (const NamedTensor cache :
+       {NamedTensor{"key_cache", &tensors.key_cache},
+        NamedTensor{"value_cache", &tensors.value_cache}}) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        cache.tensor->numel() <= std::numeric_limits<int32_t>::max(), kOp, ": ",
+        cache.name, " must have fewer than 2^31 elements with ", kSibling,
+        " (ATB's operator takes more), got ", cache.tensor->numel());
+  }
+  const char* cache_mode = args.nz ? "PA_NZ" : "Norm";
+  auto call = std::make_shared<AclnnCall>(sibling_functions());
+  call->tensor("key_cache", TensorDescriptor(tensors.key_cache))
+      .tensor("value_cache", TensorDescriptor(tensors.value_cache))
+      .tensor("block_tables", TensorDescriptor(tensors.block_tables))
+      .tensor("context_lens", TensorDescriptor(tensors.context_lens))
+      .tensor("key", TensorDescriptor(tensors.key))
+      .tensor("value", TensorDescriptor(tensors.value))
+      .tensor("seq_starts", TensorDescriptor(tensors.seq_starts))
+      .text("cache_mode", cache_mode)
+      .number("is_seq_lens_cumsum", args.is_cumsum ? 1 : 0);
+  const auto phase_one =
+      reinterpret_cast<SiblingPhaseOne>(sibling_functions().phase_one);
+  AclnnCall::run(
+      std::move(call), tensors.key.device(),
+      [&](const AclnnCall& c, uint64_t* size, aclOpExecutor** executor) {
+        return phase_one(c.tensor_handle(0), c.tensor_handle(1),
+                         c.tensor_handle(2), c.tensor_handle(3),
+                         c.tensor_handle(4), c.tensor_handle(5),
+                         c.tensor_handle(6), const_cast<char*>(cache_mode),
+                         args.is_cumsum, size, executor);
+      });
+}
+
+// The checks that the CPU always makes, on copies of the index tensors.
+void check_values(const LoadArgs& args, const LoadInputs& in) {
+  LoadArgs host = args;
+  const at::Tensor tables = on_host(in.block_tables);
+  const at::Tensor lens = on_host(in.context_lens);
+  host.block_tables = IndexView(tables);
+  host.context_lens = IndexView(lens);
+  at::Tensor starts;
+  if (const at::Tensor* t = get(in.seq_starts)) {
+    host.seq_starts = IndexView(starts = on_host(*t));
+  }
+  check_load_values(host);
+}
+
+void paged_cache_load(const at::Tensor& key_cache,
+                      const at::Tensor& value_cache,
+                      const at::Tensor& block_tables,
+                      const at::Tensor& context_lens, const at::Tensor& key,
+                      const at::Tensor& value, const OptionalTensor& seq_starts,
+                      c10::string_view cache_mode, bool is_seq_lens_cumsum) {
+  const LoadInputs in = {key_cache,    value_cache, block_tables,
+                         context_lens, key,         value,
+                         seq_starts,   cache_mode,  is_seq_lens_cumsum};
+  const LoadArgs args = check_load_args(in);
+  check_load_supported(product(), args, key_cache.scalar_type(),
+                       value_cache.scalar_type());
+  for (const NamedTensor t :
+       {NamedTensor{"key_cache", &key_cache},
+        NamedTensor{"value_cache", &value_cache}, NamedTensor{"key", &key},
+        NamedTensor{"value", &value}}) {
+    require_dense(kOp, t);
+  }
+  const c10::DeviceGuard guard(key.device());
+  if (check_values_enabled()) {
+    check_values(args, in);
+  }
+  if (args.num_rows == 0 || args.batch == 0 || args.num_columns == 0 ||
+      key.numel() == 0 || value.numel() == 0) {
+    return;  // ATB refuses empty tensors
+  }
+
+  const auto rows = [&](const at::Tensor& out) {
+    return args.nz && out.dim() == 3 ? out.flatten(1, 2) : out;
+  };
+  DeviceTensors tensors;
+  tensors.key_cache = args.nz ? as_4d_nz(key_cache) : key_cache;
+  tensors.value_cache = args.nz ? as_4d_nz(value_cache) : value_cache;
+  tensors.block_tables = as_int32(block_tables);
+  tensors.context_lens = as_int32(context_lens);
+  tensors.key = rows(key);
+  tensors.value = rows(value);
+  tensors.seq_starts = as_int32(seq_starts);
+  if (load_backend() == LoadBackend::kAtb) {
+    load_with_atb(args, tensors);
+  } else {
+    load_with_sibling(args, tensors);
+  }
+}
+
+}  // namespace
+
+LoadBackend load_backend() {
+  static const LoadBackend chosen = [] {
+    const char* value = std::getenv("PACACHE_LOAD_BACKEND");
+    const std::string_view wanted = value == nullptr ? "auto" : value;
+    TORCH_CHECK_VALUE(
+        wanted == "auto" || wanted == "atb" || wanted == "aclnn", kOp,
+        ": PACACHE_LOAD_BACKEND must be auto, atb or aclnn, got ", wanted);
+    if (wanted == "aclnn") {
+      return LoadBackend::kSibling;
+    }
+    if (wanted == "atb" || atb_available()) {
+      return LoadBackend::kAtb;
+    }
+    // Without either, ATB's error says what is missing.
+    return find_op_api(kSiblingPhaseOne) != nullptr &&
+                   find_op_api(kSibling) != nullptr
+               ? LoadBackend::kSibling
+               : LoadBackend::kAtb;
+  }();
+  return chosen;
+}
+
+void warm_up_load(const c10::Device& device) {
+  if (load_backend() == LoadBackend::kSibling) {
+    sibling_functions();
+    return;
+  }
+  atb_functions();
+  // The context must be made by the thread that will use it.
+  enqueue("PacacheWarmup", [device]() -> int {
+    const c10::DeviceGuard guard(device);
+    atb_context(device.index());
+    return 0;
+  });
+  zero_starts(1, device);
+}
+
+TORCH_LIBRARY_IMPL(pacache, PrivateUse1, m) {
+  m.impl("paged_cache_load", TORCH_FN(paged_cache_load));
+}
+
+}  // namespace pacache::npu

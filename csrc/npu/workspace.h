@@ -1,0 +1,17 @@
+// Device memory that a kernel needs for itself.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace pacache::npu {
+
+// At least `size` bytes that every call on this device and stream may use:
+// calls on one stream run one after the other. Kept between calls, grown when
+// needed; during a graph capture it is new each time and comes from the
+// capture's pool, so that it lives as long as the graph. Null for size 0.
+void* workspace(uint64_t size, const at::Device& device, void* stream);
+
+}  // namespace pacache::npu
