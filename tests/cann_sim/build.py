@@ -58,9 +58,7 @@ def build(
             f"ATBLIB={root / _ATB / 'lib'}",
             f"HIDE={' '.join(hide)}",
         ]
-        done = subprocess.run(
-            command, cwd=SOURCE, text=True, capture_output=True, check=False
-        )
+        done = subprocess.run(command, cwd=SOURCE, text=True, capture_output=True, check=False)
     if done.returncode:
         raise RuntimeError(f"cann_sim: build failed\n{done.stdout}\n{done.stderr}")
     return root
@@ -79,8 +77,7 @@ def _tree(root: Path, version: str) -> Path:
     machine = f"{os.uname().machine}-linux"
     _write(
         home / machine / "ascend_toolkit_install.info",
-        f"package_name=Ascend-cann-toolkit\nversion={version}\n"
-        f"arch={os.uname().machine}\nos=linux\npath={home}\n",
+        f"package_name=Ascend-cann-toolkit\nversion={version}\narch={os.uname().machine}\nos=linux\npath={home}\n",
     )
     for part in ("runtime", "compiler", "opp", "toolkit"):
         _write(home / part / "version.info", f"Version={version}\n")

@@ -163,16 +163,13 @@ def set_pta_verify(on: bool) -> None:
     _nnopbase().cann_sim_set_pta_verify(int(on))
 
 
-def live_objects(
-    kind: str | None = None, module: str | None = None
-) -> list[LiveObject]:
+def live_objects(kind: str | None = None, module: str | None = None) -> list[LiveObject]:
     """Handles that are alive, by kind and by creating library."""
     found = _json(_core().cann_sim_live_objects())
     return [
         item
         for item in found
-        if (kind is None or item["kind"] == kind)
-        and (module is None or module in item["module"])
+        if (kind is None or item["kind"] == kind) and (module is None or module in item["module"])
     ]
 
 

@@ -103,9 +103,7 @@ class Device:
         """Allocate and fill device memory."""
         pointer = self.malloc(len(data))
         if data:
-            code = self.acl.aclrtMemcpy(
-                pointer, len(data), ctypes.c_char_p(data), len(data), _TO_DEVICE
-            )
+            code = self.acl.aclrtMemcpy(pointer, len(data), ctypes.c_char_p(data), len(data), _TO_DEVICE)
             assert code == 0
         return pointer
 
@@ -154,9 +152,7 @@ class Device:
         self.tensors.append(tensor)
         return tensor
 
-    def tensor(
-        self, data: bytes, shape: Sequence[int], dtype: int, *, fmt: int = ND
-    ) -> Tensor:
+    def tensor(self, data: bytes, shape: Sequence[int], dtype: int, *, fmt: int = ND) -> Tensor:
         """Upload bytes and describe them."""
         return self.describe(self.upload(data), shape, dtype, fmt=fmt)
 
@@ -176,9 +172,7 @@ class Device:
 
     def read(self, tensor: Tensor) -> bytes:
         """All bytes of a dense tensor."""
-        return self.download(
-            tensor.pointer, product(tensor.shape) * ITEMSIZE[tensor.dtype]
-        )
+        return self.download(tensor.pointer, product(tensor.shape) * ITEMSIZE[tensor.dtype])
 
     def destroy(self, tensor: Tensor) -> None:
         """Destroy the descriptor, not the memory."""
@@ -262,9 +256,7 @@ class Device:
 
     def scatter(self, *arguments: Tensor | None, **options: object) -> int:
         """Both phases of aclnnScatterPaKvCache; see `scatter_arguments`."""
-        return self.call(
-            "aclnnScatterPaKvCache", *self.scatter_arguments(*arguments, **options)
-        )
+        return self.call("aclnnScatterPaKvCache", *self.scatter_arguments(*arguments, **options))
 
     def int_array(self, values: Sequence[int]) -> int:
         """Create an aclIntArray."""

@@ -196,9 +196,7 @@ def _scatter_vectors() -> None:
                 continue
             key = "storage" if "storage" in tensor else "data"
             pointer = device.upload(_vector_bytes(tensor, key))
-            tensors[name] = device.describe(
-                pointer, tensor["shape"], _CODES[tensor["dtype"]]
-            )
+            tensors[name] = device.describe(pointer, tensor["shape"], _CODES[tensor["dtype"]])
         attrs = vector["attrs"]
         arrays = [device.int_array(attrs[n]) for n in ("strides", "offsets")]
         code = device.scatter(
@@ -247,9 +245,7 @@ def scatter_vectors_910() -> None:
     _scatter_vectors()
 
 
-def _load_bytes(
-    tensor: dict[str, Any], dtype: str, block: list[int] | None = None
-) -> bytes:
+def _load_bytes(tensor: dict[str, Any], dtype: str) -> bytes:
     if "fill" in tensor:
         import torch
 
@@ -258,49 +254,68 @@ def _load_bytes(
     return _vector_bytes({"dtype": dtype, "data": tensor["data"]})
 
 
+class LoadVector:
+    """One published vector of paged_cache_load on a device."""
+
+    FIELDS = (
+        "keyCache",
+        "valueCache",
+        "blockTables",
+        "contextLens",
+        "key_before",
+        "value_before",
+        "seqStarts",
+    )
+
+    def __init__(self, device: raw.Device, vector: dict[str, Any]) -> None:
+        self.device = device
+        self.vector = vector
+        key, value = vector["dtype_key"], vector["dtype_value"]
+        self.types = [key, value, "int32", "int32", key, value, "int32"]
+        self.nz = vector["kvCacheCfg"] == 0
+
+    def upload(self) -> list[raw.Tensor | None]:
+        """The seven tensors, outputs as they are before the call."""
+        out: list[raw.Tensor | None] = []
+        for i, (name, dtype) in enumerate(zip(self.FIELDS, self.types, strict=True)):
+            tensor = self.vector[name]
+            if tensor is None:
+                out.append(None)
+                continue
+            fmt = raw.FRACTAL_NZ if i < 2 and self.nz else raw.ND
+            data = _load_bytes(tensor, dtype)
+            out.append(self.device.tensor(data, tensor["shape"], _CODES[dtype], fmt=fmt))
+        return out
+
+    def check(self, tensors: list[raw.Tensor | None]) -> None:
+        """The outputs hold what the vector says."""
+        for index, name in ((4, "expected_key"), (5, "expected_value")):
+            expected = _load_bytes(self.vector[name], self.types[index])
+            assert self.device.read(tensors[index]) == expected, self.vector["name"]
+
+
 @case()
 def paged_load_vectors() -> None:
     """All published vectors: ATB's status and data, and the aclnn sibling."""
     document = json.loads((DATA / "paged_cache_load.json").read_text())
-    names = ("keyCache", "valueCache", "blockTables", "contextLens")
     for vector in document["cases"]:
         device = raw.Device(atb=True)
         context = device.atb_context()
-        key_type, value_type = vector["dtype_key"], vector["dtype_value"]
-        types = [key_type, value_type, "int32", "int32", key_type, value_type, "int32"]
-        cfg = vector["kvCacheCfg"]
-
-        def make(fmt_nz: bool) -> list[raw.Tensor | None]:
-            fields = [*names, "key_before", "value_before", "seqStarts"]
-            out: list[raw.Tensor | None] = []
-            for i, (name, dtype) in enumerate(zip(fields, types, strict=True)):
-                tensor = vector[name]
-                if tensor is None:
-                    out.append(None)
-                    continue
-                fmt = raw.FRACTAL_NZ if i < 2 and fmt_nz else raw.ND
-                data = _load_bytes(tensor, dtype)
-                out.append(device.tensor(data, tensor["shape"], _CODES[dtype], fmt=fmt))
-            return out
-
-        def check(tensors: list[raw.Tensor | None]) -> None:
-            for index, expected in ((4, "expected_key"), (5, "expected_value")):
-                found = device.read(tensors[index])
-                assert found == _load_bytes(vector[expected], types[index]), vector["name"]
-
-        tensors = make(cfg == 0)
+        load = LoadVector(device, vector)
+        tensors = load.upload()
         cumsum, starts = vector["isSeqLensCumsumType"], vector["hasSeqStarts"]
+        cfg = vector["kvCacheCfg"]
         status, _, operation = device.load_setup(tensors, cfg, cumsum, starts, context)
         assert status == vector["c_api_status"], (vector["name"], status)
         if status == 0:
             assert device.load_execute(operation, context) == 0
-            check(tensors)
+            load.check(tensors)
         assert device.destroy_atb_operation(operation) == 0
-        if key_type == value_type:
-            tensors = make(cfg == 0)
-            mode = ctypes.c_char_p(b"PA_NZ" if cfg == 0 else b"Norm")
+        if vector["dtype_key"] == vector["dtype_value"]:
+            tensors = load.upload()
+            mode = ctypes.c_char_p(b"PA_NZ" if load.nz else b"Norm")
             assert device.call("aclnnGatherPaKvCache", *tensors, mode, cumsum) == 0
-            check(tensors)
+            load.check(tensors)
         assert device.destroy_atb_context(context) == 0
         device.close()
         assert control.violations() == [], vector["name"]
@@ -458,14 +473,14 @@ def _nct(strides: list[int]) -> tuple[bytes, bytes]:
 
 @case(version="8.5.0")
 def value_stride_is_ignored_by_850() -> None:
-    """strideK is used for value too."""
+    """The stride of key is used for value too."""
     memory, found = _nct([20, 40])
     assert found == memory[:32] + memory[40:72]
 
 
 @case(version="9.0.0")
 def value_stride_is_used_by_900() -> None:
-    """strideV is used for value."""
+    """The stride of value is used for value."""
     memory, found = _nct([20, 40])
     assert found == memory[:32] + memory[80:112]
 
@@ -596,9 +611,7 @@ def block_id_and_rows_out_of_bounds() -> None:
     for ids, length, row in zip(([-1], [0], [0]), (3, 3, 9), rows, strict=True):
         out = device.zeros([row, 2, 16], raw.FLOAT16)
         tensors = [cache, cache, device.int32(ids, [1, 1]), device.int32([length])]
-        status, _, op = device.load_setup(
-            [*tensors, out, out, starts], 1, False, True, context
-        )
+        status, _, op = device.load_setup([*tensors, out, out, starts], 1, False, True, context)
         assert status == 0 and device.load_execute(op, context) == 0
         device.sync()
         expect("out_of_bounds")
@@ -802,9 +815,7 @@ def two_streams_without_order() -> None:
 def strided_tensors_are_misread() -> None:
     """A strided cache is used as if it were dense, and that is said."""
     s = Scatter()
-    key = s.device.describe(
-        s.key.pointer, [2, 2, 16], raw.FLOAT16, strides=[64, 16, 1], storage=[128]
-    )
+    key = s.device.describe(s.key.pointer, [2, 2, 16], raw.FLOAT16, strides=[64, 16, 1], storage=[128])
     value = s.device.describe(s.value.pointer, [2, 2, 16], raw.FLOAT16)
     assert s.device.scatter(key, value, *s.tensors()[2:4], s.device.int32([0, 1])) == 0
     s.device.sync()
@@ -821,9 +832,7 @@ def misaligned_tensor_for_atb() -> None:
     memory = device.zeros([4, 2, 16], raw.FLOAT16)
     out = device.describe(memory.pointer + 2, [3, 2, 16], raw.FLOAT16)
     tensors = [cache, cache, device.int32([0], [1, 1]), device.int32([3]), out, out]
-    status, _, op = device.load_setup(
-        [*tensors, device.int32([0])], 1, False, True, context
-    )
+    status, _, op = device.load_setup([*tensors, device.int32([0])], 1, False, True, context)
     assert status == 0
     expect("misaligned")
     device.destroy_atb_operation(op)
@@ -1025,13 +1034,9 @@ def _torch_operators() -> None:
     starts = torch.zeros(2, dtype=torch.int32).npu()
     rows = torch.cat([expected[1], expected[0, :2], expected[2, :3]])
     out = [torch.zeros(21, heads, size).half().npu() for _ in "kv"]
-    torch_npu.npu_gather_pa_kv_cache(
-        *caches, tables, lens, *out, seq_offset=starts, is_seq_lens_cumsum=False
-    )
+    torch_npu.npu_gather_pa_kv_cache(*caches, tables, lens, *out, seq_offset=starts, is_seq_lens_cumsum=False)
     assert torch.equal(out[0].cpu(), rows)
-    loaded, _ = torch_npu.atb.npu_paged_cache_load(
-        *caches, tables, lens, seq_starts=starts
-    )
+    loaded, _ = torch_npu.atb.npu_paged_cache_load(*caches, tables, lens, seq_starts=starts)
     assert torch.equal(loaded.cpu(), rows)
     torch.npu.synchronize()
 

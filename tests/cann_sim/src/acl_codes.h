@@ -50,11 +50,10 @@ enum Format {
 }  // namespace cann_sim
 
 // An exported C function of a simulated library.
-#define CANN_SIM_EXPORT \
-  extern "C" __attribute__((visibility("default")))
+#define CANN_SIM_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Counts the call; returns an injected failure.
-#define CANN_SIM_ENTER(api)                              \
-  do {                                                   \
+#define CANN_SIM_ENTER(api)                                \
+  do {                                                     \
     if (int code_ = ::cann_sim::enter(#api)) return code_; \
   } while (0)

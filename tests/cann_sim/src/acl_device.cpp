@@ -150,8 +150,7 @@ CANN_SIM_EXPORT int aclrtSynchronizeDeviceWithTimeout(int32_t) {
   return kOk;
 }
 
-CANN_SIM_EXPORT int aclGetDeviceCapability(uint32_t, int info,
-                                           int64_t* value) {
+CANN_SIM_EXPORT int aclGetDeviceCapability(uint32_t, int info, int64_t* value) {
   CANN_SIM_ENTER(aclGetDeviceCapability);
   *value = info == 0 ? kCubeCores : info == 1 ? kVectorCores : 192 << 20;
   return kOk;
@@ -202,8 +201,7 @@ CANN_SIM_EXPORT int aclrtGetLogicDevIdByUserDevId(int32_t user,
   return kOk;
 }
 
-CANN_SIM_EXPORT int aclrtGetDeviceResLimit(int32_t, int type,
-                                           uint32_t* value) {
+CANN_SIM_EXPORT int aclrtGetDeviceResLimit(int32_t, int type, uint32_t* value) {
   CANN_SIM_ENTER(aclrtGetDeviceResLimit);
   *value = static_cast<uint32_t>(type == 0 ? kCubeCores : kVectorCores);
   return kOk;

@@ -71,12 +71,8 @@ CANN_SIM_EXPORT void aclopDestroyAttr(const void* attr) {
 CANN_SIM_EXPORT int aclopSetAttrBool(void*, const char*, uint8_t) {
   return kOk;
 }
-CANN_SIM_EXPORT int aclopSetAttrInt(void*, const char*, int64_t) {
-  return kOk;
-}
-CANN_SIM_EXPORT int aclopSetAttrFloat(void*, const char*, float) {
-  return kOk;
-}
+CANN_SIM_EXPORT int aclopSetAttrInt(void*, const char*, int64_t) { return kOk; }
+CANN_SIM_EXPORT int aclopSetAttrFloat(void*, const char*, float) { return kOk; }
 CANN_SIM_EXPORT int aclopSetAttrString(void*, const char*, const char*) {
   return kOk;
 }
@@ -95,8 +91,7 @@ CANN_SIM_EXPORT int aclopSetAttrListFloat(void*, const char*, int,
                                           const float*) {
   return kOk;
 }
-CANN_SIM_EXPORT int aclopSetAttrListListInt(void*, const char*, int,
-                                            const int*,
+CANN_SIM_EXPORT int aclopSetAttrListListInt(void*, const char*, int, const int*,
                                             const int64_t* const*) {
   return kOk;
 }
@@ -127,10 +122,10 @@ CANN_SIM_EXPORT void aclAppLog(int level, const char*, const char* file,
 
 // ---- accepted and without effect -----------------------------------------
 
-#define ACCEPTED(api)                   \
-  CANN_SIM_EXPORT int api() {           \
-    CANN_SIM_ENTER(api);                \
-    return kOk;                         \
+#define ACCEPTED(api)         \
+  CANN_SIM_EXPORT int api() { \
+    CANN_SIM_ENTER(api);      \
+    return kOk;               \
   }
 
 ACCEPTED(aclmdlInitDump)
@@ -177,11 +172,11 @@ CANN_SIM_EXPORT int aclrtSetOpExecuteTimeOutV2(uint64_t timeout,
 
 // ---- refused ---------------------------------------------------------------
 
-#define REFUSED(api)                                                     \
-  CANN_SIM_EXPORT int api() {                                            \
-    CANN_SIM_ENTER(api);                                                 \
-    set_error("cann_sim: " #api " is not simulated");                    \
-    return kRtFeatureNotSupported;                                       \
+#define REFUSED(api)                                  \
+  CANN_SIM_EXPORT int api() {                         \
+    CANN_SIM_ENTER(api);                              \
+    set_error("cann_sim: " #api " is not simulated"); \
+    return kRtFeatureNotSupported;                    \
   }
 
 REFUSED(aclrtBinaryGetFunction)

@@ -86,10 +86,11 @@ int checked_copy(void* to, size_t room, const void* from, size_t bytes,
 void trace_copy(const char* api, void* to, const void* from, size_t bytes,
                 int kind, const Stream* stream) {
   if (!tracing()) return;
-  trace(format("\"api\": \"%s\", \"to\": \"%s\", \"from\": \"%s\", "
-               "\"bytes\": %zu, \"kind\": %d, \"stream\": %d",
-               api, hex(to).c_str(), hex(from).c_str(), bytes, kind,
-               stream ? stream_number(stream) : -1));
+  trace(
+      format("\"api\": \"%s\", \"to\": \"%s\", \"from\": \"%s\", "
+             "\"bytes\": %zu, \"kind\": %d, \"stream\": %d",
+             api, hex(to).c_str(), hex(from).c_str(), bytes, kind,
+             stream ? stream_number(stream) : -1));
 }
 
 int fill(const char* api, void* pointer, size_t room, int value, size_t bytes,
@@ -126,8 +127,7 @@ CANN_SIM_EXPORT int aclrtMallocAlign32(void** out, size_t bytes, int policy) {
 
 CANN_SIM_EXPORT int aclrtFree(void* pointer) {
   CANN_SIM_ENTER(aclrtFree);
-  trace(format("\"api\": \"aclrtFree\", \"to\": \"%s\"",
-               hex(pointer).c_str()));
+  trace(format("\"api\": \"aclrtFree\", \"to\": \"%s\"", hex(pointer).c_str()));
   return device_free(pointer) ? kOk : kRtParamInvalid;
 }
 

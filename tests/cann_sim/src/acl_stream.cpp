@@ -42,9 +42,8 @@ int launch_host_function(const char* api, void* handle, void (*function)(void*),
                          void* argument) {
   Stream* stream = find_stream(handle, api);
   if (!stream) return kRtStreamContext;
-  enqueue(stream, api, [function, argument](const Run&) {
-    function(argument);
-  });
+  enqueue(stream, api,
+          [function, argument](const Run&) { function(argument); });
   return kOk;
 }
 
@@ -147,8 +146,7 @@ CANN_SIM_EXPORT int aclrtQueryEventStatus(void* event_handle, int* status) {
   *status = query_event(event) ? kEventComplete : kEventNotReady;
   return kOk;
 }
-CANN_SIM_EXPORT int aclrtQueryEventWaitStatus(void* event_handle,
-                                              int* status) {
+CANN_SIM_EXPORT int aclrtQueryEventWaitStatus(void* event_handle, int* status) {
   CANN_SIM_ENTER(aclrtQueryEventWaitStatus);
   Event* event = find_event(event_handle, "aclrtQueryEventWaitStatus");
   if (!event) return kRtParamInvalid;
@@ -161,10 +159,10 @@ CANN_SIM_EXPORT int aclrtEventElapsedTime(float* milliseconds, void* begin,
   Event* first = find_event(begin, "aclrtEventElapsedTime");
   Event* last = find_event(end, "aclrtEventElapsedTime");
   if (!first || !last) return kRtParamInvalid;
-  *milliseconds = static_cast<float>(
-      (static_cast<double>(event_microseconds(last)) -
-       static_cast<double>(event_microseconds(first))) /
-      1000.0);
+  *milliseconds =
+      static_cast<float>((static_cast<double>(event_microseconds(last)) -
+                          static_cast<double>(event_microseconds(first))) /
+                         1000.0);
   return kOk;
 }
 CANN_SIM_EXPORT int aclrtEventGetTimestamp(void* event_handle,
@@ -184,8 +182,8 @@ CANN_SIM_EXPORT int aclrtLaunchHostFunc(void* stream, void (*function)(void*),
   return launch_host_function("aclrtLaunchHostFunc", stream, function,
                               argument);
 }
-CANN_SIM_EXPORT int aclrtLaunchCallback(void (*function)(void*),
-                                        void* argument, int, void* stream) {
+CANN_SIM_EXPORT int aclrtLaunchCallback(void (*function)(void*), void* argument,
+                                        int, void* stream) {
   CANN_SIM_ENTER(aclrtLaunchCallback);
   return launch_host_function("aclrtLaunchCallback", stream, function,
                               argument);

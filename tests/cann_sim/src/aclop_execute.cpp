@@ -24,7 +24,7 @@ namespace {
 // Inputs and outputs of one call; integer inputs that live on the host were
 // read when the call was made, as the real compiler does.
 struct Aclop {
-  std::vector<TensorInfo> tensors;  // inputs, then outputs
+  std::vector<TensorInfo> tensors;              // inputs, then outputs
   std::vector<std::vector<int64_t>> constants;  // per input, host ones only
   int inputs = 0;
   int output() const { return inputs; }
@@ -87,8 +87,7 @@ void strided_slice(const Aclop& op, const Call& call) {
     offset += begin[i] * x.strides[i];
     strides[i] *= step[i];
   }
-  strided(call, 0, op.output(), op.tensors[op.output()].dims, strides,
-          offset);
+  strided(call, 0, op.output(), op.tensors[op.output()].dims, strides, offset);
 }
 
 void broadcast_to(const Aclop& op, const Call& call) {
@@ -121,10 +120,14 @@ void view_copy(const Aclop& op, const Call& call) {
 
 const std::map<std::string, Body>& bodies() {
   static const auto* table = new std::map<std::string, Body>{
-      {"Transpose", transpose},       {"AsStrided", as_strided},
-      {"Slice", slice},               {"StridedSlice", strided_slice},
-      {"BroadcastTo", broadcast_to},  {"Identity", identity},
-      {"TensorMove", identity},       {"ViewCopy", view_copy},
+      {"Transpose", transpose},
+      {"AsStrided", as_strided},
+      {"Slice", slice},
+      {"StridedSlice", strided_slice},
+      {"BroadcastTo", broadcast_to},
+      {"Identity", identity},
+      {"TensorMove", identity},
+      {"ViewCopy", view_copy},
   };
   return *table;
 }
@@ -164,8 +167,7 @@ int execute(const char* name, int inputs,
     violation("missing_operator", name,
               "the simulated CANN has no operator of this name (neither "
               "aclnn nor aclop); add it to tests/cann_sim/src");
-    set_error(std::string("cann_sim: operator ") + name +
-              " is not simulated");
+    set_error(std::string("cann_sim: operator ") + name + " is not simulated");
     return 500002;
   }
   Stream* stream = find_stream(stream_handle, name);
@@ -204,8 +206,7 @@ CANN_SIM_EXPORT int aclopCompileAndExecute(
 CANN_SIM_EXPORT int aclopCompileAndExecuteV2(
     const char* name, int inputs, AclopTensorDesc** input_descs,
     AclopDataBuffer** input_data, int outputs, AclopTensorDesc** output_descs,
-    AclopDataBuffer** output_data, void*, int, int, const char*,
-    void* stream) {
+    AclopDataBuffer** output_data, void*, int, int, const char*, void* stream) {
   CANN_SIM_ENTER(aclopCompileAndExecuteV2);
   return execute(name, inputs, input_descs, input_data, outputs, output_descs,
                  output_data, stream);

@@ -31,8 +31,8 @@ class Operation {
 
 __attribute__((visibility("default"))) Status CreateContext(Context** out);
 __attribute__((visibility("default"))) Status DestroyContext(Context* context);
-__attribute__((visibility("default"))) Status DestroyOperation(
-    Operation* operation);
+__attribute__((visibility("default"))) Status
+DestroyOperation(Operation* operation);
 
 }  // namespace atb
 

@@ -37,9 +37,7 @@ struct Packed {
 };
 
 // Dimension i; 0 when the tensor has fewer, as in ATB's fixed-size array.
-int64_t dim(const TensorInfo& t, int i) {
-  return i < t.rank() ? t.dims[i] : 0;
-}
+int64_t dim(const TensorInfo& t, int i) { return i < t.rank() ? t.dims[i] : 0; }
 
 int64_t bytes_of(const TensorInfo& t) { return t.numel() * t.itemsize(); }
 
@@ -89,9 +87,9 @@ int check_shapes(const Packed& p, bool nz, bool cumulative) {
   for (int i = 0; i < 2; ++i) {
     const TensorInfo& cache = i ? vc : kc;
     const TensorInfo& out = i ? value : key;
-    bool fits = nz ? dim(out, 1) == dim(cache, 1) * dim(cache, 3)
-                   : dim(out, 1) == dim(cache, 2) &&
-                         dim(out, 2) == dim(cache, 3);
+    bool fits =
+        nz ? dim(out, 1) == dim(cache, 1) * dim(cache, 3)
+           : dim(out, 1) == dim(cache, 2) && dim(out, 2) == dim(cache, 3);
     if (!fits) return kAtbInvalidTensorDim;
   }
   int block_axis = nz ? 2 : 1;
@@ -109,8 +107,7 @@ int check_shapes(const Packed& p, bool nz, bool cumulative) {
   int out_rank = nz ? 2 : 3;
   if (kc.rank() != 4 || vc.rank() != 4 || tables.rank() != 2 ||
       p.t[kLengths].rank() != 1 || key.rank() != out_rank ||
-      value.rank() != out_rank ||
-      (!nz && p.t[kStarts].rank() != 1)) {
+      value.rank() != out_rank || (!nz && p.t[kStarts].rank() != 1)) {
     return kAtbInvalidTensorDimNum;
   }
   for (const TensorInfo* cache : {&kc, &vc}) {
@@ -137,12 +134,11 @@ void record_hazards(const Packed& p, bool nz) {
     const TensorInfo& t = p.t[i];
     if (!p.given[i]) continue;
     if (!t.contiguous()) {
-      bad("non_contiguous",
-          std::string(kNames[i]) + ": ATB ignores strides");
+      bad("non_contiguous", std::string(kNames[i]) + ": ATB ignores strides");
     }
     if (reinterpret_cast<uintptr_t>(t.first()) % kLine) {
-      bad("misaligned", std::string(kNames[i]) +
-                            " does not start on a multiple of 32 bytes");
+      bad("misaligned",
+          std::string(kNames[i]) + " does not start on a multiple of 32 bytes");
     }
   }
   for (int i : {kKeyCache, kValueCache}) {
@@ -162,17 +158,17 @@ void record_hazards(const Packed& p, bool nz) {
 void write_trace(const Packed& p, bool all, int cfg, bool cumulative,
                  bool has_starts, bool reused, int code, void* caller) {
   if (!tracing()) return;
-  std::string fields = std::string("\"api\": \"") + kSetup +
-                       "\", \"code\": " + std::to_string(code) +
-                       ", \"module\": " + quoted(module_of(caller)) +
-                       ", \"kv_cache_cfg\": " + std::to_string(cfg) +
-                       ", \"cumsum\": " + (cumulative ? "true" : "false") +
-                       ", \"has_seq_starts\": " +
-                       (has_starts ? "true" : "false") +
-                       ", \"reused\": " + (reused ? "true" : "false");
+  std::string fields =
+      std::string("\"api\": \"") + kSetup +
+      "\", \"code\": " + std::to_string(code) +
+      ", \"module\": " + quoted(module_of(caller)) +
+      ", \"kv_cache_cfg\": " + std::to_string(cfg) +
+      ", \"cumsum\": " + (cumulative ? "true" : "false") +
+      ", \"has_seq_starts\": " + (has_starts ? "true" : "false") +
+      ", \"reused\": " + (reused ? "true" : "false");
   for (int i = 0; all && i < 7; ++i) {
-    fields += std::string(", \"") + kNames[i] + "\": " +
-              (p.given[i] ? tensor_json(p.t[i], true) : "null");
+    fields += std::string(", \"") + kNames[i] +
+              "\": " + (p.given[i] ? tensor_json(p.t[i], true) : "null");
   }
   trace(fields);
 }
@@ -255,19 +251,18 @@ CANN_SIM_EXPORT int AtbPagedCacheLoadGetWorkspaceSize(
   return finish(kAtbOk);
 }
 
-CANN_SIM_EXPORT int AtbPagedCacheLoad(void* workspace,
-                                      uint64_t workspace_bytes,
+CANN_SIM_EXPORT int AtbPagedCacheLoad(void* workspace, uint64_t workspace_bytes,
                                       atb::Operation* op,
                                       atb::Context* context) {
   int injected = enter(kOp);
   spin(settings().phase2_us);
   Stream* stream = nullptr;
   auto finish = [&](int code) {
-    trace(format("\"api\": \"%s\", \"code\": %d, \"stream\": %d, "
-                 "\"workspace\": \"%s\", \"workspace_bytes\": %llu",
-                 kOp, code, stream ? stream_number(stream) : -1,
-                 hex(workspace).c_str(),
-                 static_cast<unsigned long long>(workspace_bytes)));
+    trace(format(
+        "\"api\": \"%s\", \"code\": %d, \"stream\": %d, "
+        "\"workspace\": \"%s\", \"workspace_bytes\": %llu",
+        kOp, code, stream ? stream_number(stream) : -1, hex(workspace).c_str(),
+        static_cast<unsigned long long>(workspace_bytes)));
     return code;
   };
   if (injected) return finish(injected);
@@ -303,8 +298,8 @@ CANN_SIM_EXPORT int AtbPagedCacheLoad(void* workspace,
   std::vector<TensorInfo> tensors = operation->tensors;
   uint64_t needed = operation->workspace_bytes;
   enqueue(stream, kOp, [=](const Run& run) {
-    if (needed && !host_view(workspace, needed, Access::kWrite, run,
-                             "workspace")) {
+    if (needed &&
+        !host_view(workspace, needed, Access::kWrite, run, "workspace")) {
       return;
     }
     run_paged_load(load, Call{run, tensors, workspace, needed});

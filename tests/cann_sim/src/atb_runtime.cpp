@@ -86,9 +86,8 @@ Status DestroyContext(Context* context) {
 Status DestroyOperation(Operation* operation) {
   if (int code = enter("atb::DestroyOperation")) return code;
   if (!operation) return kAtbInvalidOperationAddr;
-  bool fine =
-      handle_retired(kOperationKind, operation, "atb::DestroyOperation",
-                     [operation] { delete operation; });
+  bool fine = handle_retired(kOperationKind, operation, "atb::DestroyOperation",
+                             [operation] { delete operation; });
   return fine ? kAtbOk : kAtbInvalidOperationAddr;
 }
 
@@ -101,8 +100,8 @@ class Utils {
   static uint64_t GetTensorSize(const Tensor& tensor);
 };
 
-__attribute__((visibility("default"))) uint64_t Utils::GetTensorSize(
-    const Tensor&) {
+__attribute__((visibility("default"))) uint64_t
+Utils::GetTensorSize(const Tensor&) {
   missing("Utils::GetTensorSize");
   return 0;
 }
@@ -121,11 +120,11 @@ struct RopeParam;
 template <typename Param>
 Status CreateOperation(const Param& param, Operation** operation);
 
-#define MISSING(Param)                                                    \
-  template <>                                                             \
-  __attribute__((visibility("default"))) Status                           \
-  CreateOperation<infer::Param>(const infer::Param&, Operation**) {       \
-    return missing(#Param);                                               \
+#define MISSING(Param)                                                         \
+  template <>                                                                  \
+  __attribute__((visibility("default"))) Status CreateOperation<infer::Param>( \
+      const infer::Param&, Operation**) {                                      \
+    return missing(#Param);                                                    \
   }
 
 MISSING(LinearParam)

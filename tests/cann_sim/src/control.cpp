@@ -27,9 +27,7 @@ CANN_SIM_EXPORT void cann_sim_free(char* text) { free(text); }
 CANN_SIM_EXPORT char* cann_sim_violations() {
   return handed_out(violations_json());
 }
-CANN_SIM_EXPORT int64_t cann_sim_violation_count() {
-  return violation_total();
-}
+CANN_SIM_EXPORT int64_t cann_sim_violation_count() { return violation_total(); }
 CANN_SIM_EXPORT char* cann_sim_counters() {
   return handed_out(counters_json());
 }
@@ -47,12 +45,8 @@ CANN_SIM_EXPORT void cann_sim_set_lazy(int lazy) {
   settings().lazy = lazy != 0;
   if (!lazy) release_all();
 }
-CANN_SIM_EXPORT void cann_sim_set_races(int on) {
-  settings().races = on != 0;
-}
-CANN_SIM_EXPORT void cann_sim_set_trace(int on) {
-  settings().trace = on != 0;
-}
+CANN_SIM_EXPORT void cann_sim_set_races(int on) { settings().races = on != 0; }
+CANN_SIM_EXPORT void cann_sim_set_trace(int on) { settings().trace = on != 0; }
 CANN_SIM_EXPORT void cann_sim_set_phase_cost(int64_t phase1, int64_t phase2) {
   settings().phase1_us = phase1;
   settings().phase2_us = phase2;
@@ -71,12 +65,10 @@ CANN_SIM_EXPORT char* cann_sim_device_memory(int device) {
       static_cast<long long>(use.live_bytes),
       static_cast<long long>(use.live_blocks),
       static_cast<long long>(use.peak_bytes),
-      static_cast<long long>(use.mallocs),
-      static_cast<long long>(use.frees)));
+      static_cast<long long>(use.mallocs), static_cast<long long>(use.frees)));
 }
 // Copies device memory out without being an accessor.
-CANN_SIM_EXPORT int cann_sim_peek(const void* pointer, void* to,
-                                  size_t bytes) {
+CANN_SIM_EXPORT int cann_sim_peek(const void* pointer, void* to, size_t bytes) {
   uint8_t* view = peek(pointer, bytes);
   if (!view) return 1;
   memcpy(to, view, bytes);

@@ -254,8 +254,8 @@ bool handle_live(const char* kind, const void* handle, const std::string& op) {
   return false;
 }
 
-bool handle_retired(const char* kind, const void* handle,
-                    const std::string& op, std::function<void()> free_it) {
+bool handle_retired(const char* kind, const void* handle, const std::string& op,
+                    std::function<void()> free_it) {
   std::string bad_kind;
   std::string text;
   std::vector<Retired> out;
@@ -324,13 +324,13 @@ std::string handles_json() {
   std::lock_guard<std::mutex> lock(j.mutex);
   std::vector<std::string> out;
   for (auto& item : j.live) {
-    out.push_back(format("{\"kind\": %s, \"module\": %s, \"handle\": %s, "
-                         "\"serial\": %llu, \"adopted\": %s}",
-                         quoted(item.second.kind).c_str(),
-                         quoted(item.second.module).c_str(),
-                         quoted(hex(item.first)).c_str(),
-                         static_cast<unsigned long long>(item.second.serial),
-                         item.second.adopted ? "true" : "false"));
+    out.push_back(format(
+        "{\"kind\": %s, \"module\": %s, \"handle\": %s, "
+        "\"serial\": %llu, \"adopted\": %s}",
+        quoted(item.second.kind).c_str(), quoted(item.second.module).c_str(),
+        quoted(hex(item.first)).c_str(),
+        static_cast<unsigned long long>(item.second.serial),
+        item.second.adopted ? "true" : "false"));
   }
   return joined(out);
 }
@@ -359,8 +359,8 @@ void fail_call(const std::string& api, int code, int64_t nth) {
 
 void record_leaks() {
   static const char* const kLeakKinds[] = {
-      "aclTensor", "aclTensorList", "aclScalar",    "aclScalarList",
-      "aclIntArray", "aclFloatArray", "aclBoolArray", "aclOpExecutor",
+      "aclTensor",    "aclTensorList", "aclScalar",    "aclScalarList",
+      "aclIntArray",  "aclFloatArray", "aclBoolArray", "aclOpExecutor",
       "atb::Context", "atb::Operation"};
   std::map<std::string, int64_t> leaks;
   {
@@ -375,9 +375,9 @@ void record_leaks() {
     }
   }
   for (auto& item : leaks) {
-    violation("leak", "exit",
-              format("%lld x ", static_cast<long long>(item.second)) +
-                  item.first);
+    violation(
+        "leak", "exit",
+        format("%lld x ", static_cast<long long>(item.second)) + item.first);
   }
 }
 

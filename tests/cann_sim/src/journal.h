@@ -60,8 +60,8 @@ HandleState handle_state(const char* kind, const void* handle);
 
 // Marks a live handle as destroyed and queues free_it. Returns false, with a
 // violation, when it was not live.
-bool handle_retired(const char* kind, const void* handle,
-                    const std::string& op, std::function<void()> free_it);
+bool handle_retired(const char* kind, const void* handle, const std::string& op,
+                    std::function<void()> free_it);
 
 // The handle is from now on kept by the library itself (a cached executor):
 // it is no leak.

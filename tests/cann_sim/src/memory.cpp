@@ -75,10 +75,9 @@ uintptr_t base_of(int device) { return kFirstAddress + device * kDeviceSpan; }
 
 bool map_device(Device* d, int device) {
   if (d->backing) return true;
-  void* numbers =
-      mmap(reinterpret_cast<void*>(base_of(device)), kDeviceSpan, PROT_NONE,
-           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE,
-           -1, 0);
+  void* numbers = mmap(
+      reinterpret_cast<void*>(base_of(device)), kDeviceSpan, PROT_NONE,
+      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
   void* bytes = mmap(nullptr, kDeviceSpan, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (numbers != reinterpret_cast<void*>(base_of(device)) ||
@@ -123,9 +122,9 @@ Problem problem_with(const void* pointer, size_t bytes, int device) {
     return {"out_of_bounds", range + " is in no allocation"};
   }
   if (!block->live) {
-    return {"use_after_free",
-            range + format(" lies in a freed block of %zu bytes",
-                           block->bytes)};
+    return {
+        "use_after_free",
+        range + format(" lies in a freed block of %zu bytes", block->bytes)};
   }
   if (address + bytes > start + block->bytes) {
     return {"out_of_bounds",
@@ -334,11 +333,11 @@ void note_access(const void* pointer, size_t bytes, Access access,
     other = update_history(block, address, address + bytes, access, run);
   }
   if (other.empty()) return;
-  violation("race", run.op,
-            format("[%s, +%zu): %s what %s, with no order between them",
-                   hex(pointer).c_str(), bytes,
-                   access == Access::kWrite ? "writes" : "reads",
-                   other.c_str()));
+  violation(
+      "race", run.op,
+      format("[%s, +%zu): %s what %s, with no order between them",
+             hex(pointer).c_str(), bytes,
+             access == Access::kWrite ? "writes" : "reads", other.c_str()));
 }
 
 MemoryUse memory_use(int device) {

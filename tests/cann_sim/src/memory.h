@@ -37,8 +37,7 @@ int device_of(const void* pointer);
 // says which operator on which stream asks; without one (a blocking copy)
 // the host does. Feeds the race detector when note is set.
 uint8_t* host_view(const void* pointer, size_t bytes, Access access,
-                   const Run& run, const std::string& what,
-                   bool note = true);
+                   const Run& run, const std::string& what, bool note = true);
 
 // As host_view without the race detector and without recording anything.
 uint8_t* peek(const void* pointer, size_t bytes);

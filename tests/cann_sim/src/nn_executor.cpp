@@ -7,8 +7,8 @@
 
 namespace cann_sim {
 
-Plan::Plan(const char* op, uint64_t* workspace_bytes,
-           aclOpExecutor** executor, void* caller)
+Plan::Plan(const char* op, uint64_t* workspace_bytes, aclOpExecutor** executor,
+           void* caller)
     : op_(op),
       workspace_out_(workspace_bytes),
       executor_out_(executor),
@@ -81,9 +81,9 @@ void Plan::number(const char* name, double value) {
 
 void Plan::write_trace(int code) {
   if (!tracing()) return;
-  trace("\"api\": \"" + op_ + "GetWorkspaceSize\", \"code\": " +
-        std::to_string(code) + ", \"module\": " +
-        quoted(module_of(caller_)) + trace_);
+  trace("\"api\": \"" + op_ +
+        "GetWorkspaceSize\", \"code\": " + std::to_string(code) +
+        ", \"module\": " + quoted(module_of(caller_)) + trace_);
 }
 
 int Plan::refuse(int code, const std::string& reason) {
@@ -119,9 +119,8 @@ namespace {
 
 void consume(aclOpExecutor* executor, const char* op) {
   if (executor->repeatable) return;
-  handle_retired("aclOpExecutor", executor, op, [executor] {
-    delete executor;
-  });
+  handle_retired("aclOpExecutor", executor, op,
+                 [executor] { delete executor; });
 }
 
 bool executor_usable(aclOpExecutor* executor, const char* op) {
@@ -155,14 +154,13 @@ int run_executor(const char* op, void* workspace, uint64_t workspace_bytes,
       Stream* s = handle_known("stream", stream_handle)
                       ? static_cast<Stream*>(stream_handle)
                       : nullptr;
-      trace(format("\"api\": \"%s\", \"code\": %d, \"stream\": %d, "
-                   "\"workspace\": \"%s\", \"workspace_bytes\": %llu, "
-                   "\"cached\": %s",
-                   op, code, s ? stream_number(s) : -1,
-                   hex(workspace).c_str(),
-                   static_cast<unsigned long long>(workspace_bytes),
-                   executor->handles.empty() && executor->entry ? "true"
-                                                                : "false"));
+      trace(format(
+          "\"api\": \"%s\", \"code\": %d, \"stream\": %d, "
+          "\"workspace\": \"%s\", \"workspace_bytes\": %llu, "
+          "\"cached\": %s",
+          op, code, s ? stream_number(s) : -1, hex(workspace).c_str(),
+          static_cast<unsigned long long>(workspace_bytes),
+          executor->handles.empty() && executor->entry ? "true" : "false"));
     }
     consume(executor, op);
     return code;
@@ -171,11 +169,11 @@ int run_executor(const char* op, void* workspace, uint64_t workspace_bytes,
   if (executor->phase2_code) return finish(executor->phase2_code);
   if (workspace_bytes > 0 && !workspace) return finish(kAclnnNullptr);
   if (workspace_bytes < executor->workspace_bytes) {
-    violation("workspace_small", op,
-              format("%llu bytes given, %llu asked for",
-                     static_cast<unsigned long long>(workspace_bytes),
-                     static_cast<unsigned long long>(
-                         executor->workspace_bytes)));
+    violation(
+        "workspace_small", op,
+        format("%llu bytes given, %llu asked for",
+               static_cast<unsigned long long>(workspace_bytes),
+               static_cast<unsigned long long>(executor->workspace_bytes)));
     return finish(kAclnnInner);
   }
   for (const aclTensor* handle : executor->handles) {
@@ -192,8 +190,8 @@ int run_executor(const char* op, void* workspace, uint64_t workspace_bytes,
   std::vector<TensorInfo> tensors = executor->tensors;
   uint64_t needed = executor->workspace_bytes;
   enqueue(stream, op, [=](const Run& run) {
-    if (needed && !host_view(workspace, needed, Access::kWrite, run,
-                             "workspace")) {
+    if (needed &&
+        !host_view(workspace, needed, Access::kWrite, run, "workspace")) {
       return;
     }
     kernel(Call{run, tensors, workspace, needed});
@@ -220,9 +218,9 @@ CANN_SIM_EXPORT int aclSetAclOpExecutorRepeatable(aclOpExecutor* executor) {
 
 CANN_SIM_EXPORT int aclDestroyAclOpExecutor(aclOpExecutor* executor) {
   CANN_SIM_ENTER(aclDestroyAclOpExecutor);
-  bool fine = handle_retired("aclOpExecutor", executor,
-                             "aclDestroyAclOpExecutor",
-                             [executor] { delete executor; });
+  bool fine =
+      handle_retired("aclOpExecutor", executor, "aclDestroyAclOpExecutor",
+                     [executor] { delete executor; });
   return fine ? kOk : kAclnnInvalid;
 }
 
@@ -244,9 +242,8 @@ CANN_SIM_EXPORT int aclSetTensorAddr(aclOpExecutor* executor, size_t index,
   CANN_SIM_ENTER(aclSetTensorAddr);
   return set_address("aclSetTensorAddr", executor, index, address);
 }
-CANN_SIM_EXPORT int aclSetInputTensorAddr(aclOpExecutor* executor,
-                                          size_t index, aclTensor*,
-                                          void* address) {
+CANN_SIM_EXPORT int aclSetInputTensorAddr(aclOpExecutor* executor, size_t index,
+                                          aclTensor*, void* address) {
   CANN_SIM_ENTER(aclSetInputTensorAddr);
   return set_address("aclSetInputTensorAddr", executor, index, address);
 }

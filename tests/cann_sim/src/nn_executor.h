@@ -121,14 +121,14 @@ std::shared_ptr<CacheEntry> cache_phase_one(const std::string& op,
 //   CANN_SIM_EXPORT int aclnnFooGetWorkspaceSize(..., uint64_t*
 //       workspace_bytes, aclOpExecutor** executor) { ACLNN_PHASE1(aclnnFoo);
 // and has a Plan named plan from there on.
-#define ACLNN_PHASE1(op)                                            \
-  ::cann_sim::Plan plan(#op, workspace_bytes, executor,             \
-                        __builtin_return_address(0));               \
+#define ACLNN_PHASE1(op)                                \
+  ::cann_sim::Plan plan(#op, workspace_bytes, executor, \
+                        __builtin_return_address(0));   \
   if (plan.early()) return plan.early()
 
-#define ACLNN_PHASE2(op)                                            \
-  CANN_SIM_EXPORT int op(void* workspace, uint64_t workspace_bytes, \
-                         aclOpExecutor* executor, void* stream) {   \
-    return ::cann_sim::run_executor(#op, workspace, workspace_bytes, \
-                                    executor, stream);              \
+#define ACLNN_PHASE2(op)                                                       \
+  CANN_SIM_EXPORT int op(void* workspace, uint64_t workspace_bytes,            \
+                         aclOpExecutor* executor, void* stream) {              \
+    return ::cann_sim::run_executor(#op, workspace, workspace_bytes, executor, \
+                                    stream);                                   \
   }

@@ -65,8 +65,8 @@ const char* data_type_name(int data_type) {
 }
 
 bool is_floating(int data_type) {
-  return data_type == kFloat || data_type == kHalf ||
-         data_type == kBfloat16 || data_type == kDouble;
+  return data_type == kFloat || data_type == kHalf || data_type == kBfloat16 ||
+         data_type == kDouble;
 }
 
 int64_t TensorInfo::numel() const {
@@ -172,8 +172,7 @@ template <typename T>
 int destroy(const char* kind, const char* api, const T* object) {
   if (int code = enter(api)) return code;
   if (!object) return kOk;
-  bool fine =
-      handle_retired(kind, object, api, [object] { delete object; });
+  bool fine = handle_retired(kind, object, api, [object] { delete object; });
   return fine ? kOk : kAclnnInvalid;
 }
 
@@ -194,10 +193,12 @@ using namespace cann_sim;
 #define ENTER_CREATOR(api) \
   if (enter(#api)) return nullptr
 
-CANN_SIM_EXPORT aclTensor* aclCreateTensor(
-    const int64_t* dims, uint64_t rank, int data_type, const int64_t* strides,
-    int64_t offset, int format, const int64_t* storage_dims,
-    uint64_t storage_rank, void* data) {
+CANN_SIM_EXPORT aclTensor* aclCreateTensor(const int64_t* dims, uint64_t rank,
+                                           int data_type,
+                                           const int64_t* strides,
+                                           int64_t offset, int format,
+                                           const int64_t* storage_dims,
+                                           uint64_t storage_rank, void* data) {
   ENTER_CREATOR(aclCreateTensor);
   aclTensor* t = new aclTensor;
   TensorInfo& info = t->info;
@@ -256,8 +257,8 @@ CANN_SIM_EXPORT int aclDestroyFloatArray(const aclFloatArray* array) {
 CANN_SIM_EXPORT aclBoolArray* aclCreateBoolArray(const bool* values,
                                                  uint64_t count) {
   ENTER_CREATOR(aclCreateBoolArray);
-  return created("aclBoolArray", new aclBoolArray{std::vector<bool>(values,
-                                                    values + count)},
+  return created("aclBoolArray",
+                 new aclBoolArray{std::vector<bool>(values, values + count)},
                  CALLER);
 }
 CANN_SIM_EXPORT int aclDestroyBoolArray(const aclBoolArray* array) {
@@ -300,8 +301,7 @@ CANN_SIM_EXPORT int aclDestroyScalarList(const aclScalarList* list) {
 namespace {
 
 // As the real ones do, hands out an array that the caller frees with delete[].
-int give(const std::vector<int64_t>& from, int64_t** values,
-         uint64_t* count) {
+int give(const std::vector<int64_t>& from, int64_t** values, uint64_t* count) {
   *count = from.size();
   *values = new int64_t[from.size() + 1];
   std::copy(from.begin(), from.end(), *values);
@@ -320,8 +320,8 @@ CANN_SIM_EXPORT int aclGetViewShape(const aclTensor* tensor, int64_t** dims,
   if (!live(tensor, "aclGetViewShape")) return kAclnnInvalid;
   return give(tensor->info.dims, dims, count);
 }
-CANN_SIM_EXPORT int aclGetStorageShape(const aclTensor* tensor,
-                                       int64_t** dims, uint64_t* count) {
+CANN_SIM_EXPORT int aclGetStorageShape(const aclTensor* tensor, int64_t** dims,
+                                       uint64_t* count) {
   CANN_SIM_ENTER(aclGetStorageShape);
   if (!live(tensor, "aclGetStorageShape")) return kAclnnInvalid;
   return give(tensor->info.storage_dims, dims, count);
@@ -332,8 +332,7 @@ CANN_SIM_EXPORT int aclGetViewStrides(const aclTensor* tensor,
   if (!live(tensor, "aclGetViewStrides")) return kAclnnInvalid;
   return give(tensor->info.strides, strides, count);
 }
-CANN_SIM_EXPORT int aclGetViewOffset(const aclTensor* tensor,
-                                     int64_t* offset) {
+CANN_SIM_EXPORT int aclGetViewOffset(const aclTensor* tensor, int64_t* offset) {
   CANN_SIM_ENTER(aclGetViewOffset);
   if (!live(tensor, "aclGetViewOffset")) return kAclnnInvalid;
   *offset = tensor->info.offset;

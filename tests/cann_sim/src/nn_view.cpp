@@ -166,8 +166,8 @@ View open_view(const Call& call, int index, Access access,
   }
   int64_t itemsize = t.itemsize();
   uint8_t* begin =
-      host_view(t.first() + low * itemsize, (high - low + 1) * itemsize,
-                access, call.run, name, false);
+      host_view(t.first() + low * itemsize, (high - low + 1) * itemsize, access,
+                call.run, name, false);
   view.ok = begin != nullptr;
   if (!view.ok) return view;
   view.base = begin - low * itemsize;
@@ -196,9 +196,8 @@ std::vector<double> read_reals(const View& view) {
   std::vector<double> out;
   out.reserve(view.info.numel());
   int type = view.info.data_type;
-  for_each_element(view, [&](const uint8_t* p) {
-    out.push_back(load_real(p, type));
-  });
+  for_each_element(
+      view, [&](const uint8_t* p) { out.push_back(load_real(p, type)); });
   return out;
 }
 
@@ -206,17 +205,15 @@ std::vector<int64_t> read_integers(const View& view) {
   std::vector<int64_t> out;
   out.reserve(view.info.numel());
   int type = view.info.data_type;
-  for_each_element(view, [&](const uint8_t* p) {
-    out.push_back(load_integer(p, type));
-  });
+  for_each_element(
+      view, [&](const uint8_t* p) { out.push_back(load_integer(p, type)); });
   return out;
 }
 
 void write_reals(const View& view, const std::vector<double>& values) {
   size_t i = 0;
   int type = view.info.data_type;
-  for_each_element(view,
-                   [&](uint8_t* p) { store_real(p, type, values[i++]); });
+  for_each_element(view, [&](uint8_t* p) { store_real(p, type, values[i++]); });
 }
 
 void write_integers(const View& view, const std::vector<int64_t>& values) {
@@ -263,26 +260,34 @@ Region::Region(const Call& call, int index, Access access, std::string name,
       access_(access),
       name_(std::move(name)),
       first_(call.tensors[index].first()),
-      limit_(limit) {}
+      limit_(limit) {
+  bool here = device_of(first_) == call.run.device;
+  if (limit_ > 0 && here) whole_ = peek(first_, limit_);
+}
 
-Region::Region(const Call& call, uint8_t* bytes, std::string name,
-               int64_t limit)
-    : call_(call),
-      access_(Access::kRead),
-      name_(std::move(name)),
-      own_(bytes),
-      limit_(limit) {}
+void Region::flush() {
+  if (pending_end_ > pending_begin_) {
+    note_access(first_ + pending_begin_, pending_end_ - pending_begin_,
+                access_, call_.run);
+  }
+  pending_begin_ = pending_end_ = 0;
+}
 
 uint8_t* Region::at(int64_t offset, int64_t bytes) {
-  bool inside =
-      offset >= 0 && (limit_ < 0 || bytes <= limit_ - offset);
-  if (inside && own_) return own_ + offset;
-  uint8_t* out = nullptr;
-  if (failed_) {
-    // One violation per tensor and call is enough.
-    if (inside) out = peek(first_ + offset, bytes);
-    return out;
+  bool inside = offset >= 0 && (limit_ < 0 || bytes <= limit_ - offset);
+  if (inside && whole_) {
+    if (offset == pending_end_) {
+      pending_end_ += bytes;
+    } else {
+      flush();
+      pending_begin_ = offset;
+      pending_end_ = offset + bytes;
+    }
+    return whole_ + offset;
   }
+  // One violation per tensor and call is enough.
+  if (failed_) return inside ? peek(first_ + offset, bytes) : nullptr;
+  uint8_t* out = nullptr;
   if (inside) {
     out = host_view(first_ + offset, bytes, access_, call_.run, name_);
   } else {

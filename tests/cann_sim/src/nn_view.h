@@ -85,26 +85,33 @@ void copy_view(const View& to, const View& from);
 
 // A tensor as a raw kernel sees it: bytes from the first element on, with no
 // regard to strides. at() checks every access and records the first one that
-// leaves the limit or the allocation.
+// leaves the limit or the allocation. Neighbouring accesses reach the race
+// detector as one, at the latest when the Region goes.
 class Region {
  public:
   // limit: bytes behind the first element that belong to the tensor; -1 lets
   // the allocation be the only limit.
   Region(const Call& call, int index, Access access, std::string name,
          int64_t limit);
-  // A temporary of the operator, no device memory.
-  Region(const Call& call, uint8_t* bytes, std::string name, int64_t limit);
+  ~Region() { flush(); }
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
 
   uint8_t* at(int64_t offset, int64_t bytes);
   bool failed() const { return failed_; }
 
  private:
+  void flush();
+
   const Call& call_;
   Access access_;
   std::string name_;
   char* first_ = nullptr;
-  uint8_t* own_ = nullptr;
   int64_t limit_;
+  // Host address of the whole tensor, when all of it is alive.
+  uint8_t* whole_ = nullptr;
+  int64_t pending_begin_ = 0;
+  int64_t pending_end_ = 0;
   bool failed_ = false;
 };
 

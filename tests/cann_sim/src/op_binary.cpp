@@ -61,8 +61,8 @@ int binary(Plan* plan, const aclTensor* self, const aclTensor* other,
   if (a < 0 || b < 0 || to < 0) {
     return plan->refuse(kAclnnNullptr, "null tensor");
   }
-  return plan->accept(map_kernel({tensor_operand(a), tensor_operand(b)}, to,
-                                 real, function));
+  return plan->accept(
+      map_kernel({tensor_operand(a), tensor_operand(b)}, to, real, function));
 }
 
 // Tensor and scalar.
@@ -75,54 +75,53 @@ int binary(Plan* plan, const aclTensor* self, const aclScalar* other,
   if (a < 0 || !other || to < 0) {
     return plan->refuse(kAclnnNullptr, "null argument");
   }
-  return plan->accept(map_kernel({tensor_operand(a), scalar_operand(other)},
-                                 to, real, function));
+  return plan->accept(map_kernel({tensor_operand(a), scalar_operand(other)}, to,
+                                 real, function));
 }
 
 }  // namespace
 
-#define BINARY(op, Other, real, expression)                                 \
-  CANN_SIM_EXPORT int op##GetWorkspaceSize(                                 \
-      const aclTensor* self, const Other* other, aclTensor* out,            \
-      uint64_t* workspace_bytes, aclOpExecutor** executor) {                \
-    ACLNN_PHASE1(op);                                                       \
-    return binary(&plan, self, other, out, real, ELEMENT2(expression));     \
-  }                                                                         \
+#define BINARY(op, Other, real, expression)                             \
+  CANN_SIM_EXPORT int op##GetWorkspaceSize(                             \
+      const aclTensor* self, const Other* other, aclTensor* out,        \
+      uint64_t* workspace_bytes, aclOpExecutor** executor) {            \
+    ACLNN_PHASE1(op);                                                   \
+    return binary(&plan, self, other, out, real, ELEMENT2(expression)); \
+  }                                                                     \
   ACLNN_PHASE2(op)
 
-#define BINARY_INPLACE(op, Other, real, expression)                         \
-  CANN_SIM_EXPORT int op##GetWorkspaceSize(                                 \
-      aclTensor* self, const Other* other, uint64_t* workspace_bytes,       \
-      aclOpExecutor** executor) {                                           \
-    ACLNN_PHASE1(op);                                                       \
-    return binary(&plan, self, other, self, real, ELEMENT2(expression));    \
-  }                                                                         \
+#define BINARY_INPLACE(op, Other, real, expression)                      \
+  CANN_SIM_EXPORT int op##GetWorkspaceSize(                              \
+      aclTensor* self, const Other* other, uint64_t* workspace_bytes,    \
+      aclOpExecutor** executor) {                                        \
+    ACLNN_PHASE1(op);                                                    \
+    return binary(&plan, self, other, self, real, ELEMENT2(expression)); \
+  }                                                                      \
   ACLNN_PHASE2(op)
 
 // With a factor alpha for the second operand, as add and sub have it.
-#define SCALED(op, Other, expression)                                       \
-  CANN_SIM_EXPORT int op##GetWorkspaceSize(                                 \
-      const aclTensor* self, const Other* other, const aclScalar* alpha,    \
-      aclTensor* out, uint64_t* workspace_bytes,                            \
-      aclOpExecutor** executor) {                                           \
-    ACLNN_PHASE1(op);                                                       \
-    plan.scalar("alpha", alpha);                                            \
-    if (!alpha) return plan.refuse(kAclnnNullptr, "alpha is null");         \
-    ScalarInfo f = alpha->info;                                             \
-    return binary(&plan, self, other, out, false, ELEMENT2(expression));    \
-  }                                                                         \
+#define SCALED(op, Other, expression)                                        \
+  CANN_SIM_EXPORT int op##GetWorkspaceSize(                                  \
+      const aclTensor* self, const Other* other, const aclScalar* alpha,     \
+      aclTensor* out, uint64_t* workspace_bytes, aclOpExecutor** executor) { \
+    ACLNN_PHASE1(op);                                                        \
+    plan.scalar("alpha", alpha);                                             \
+    if (!alpha) return plan.refuse(kAclnnNullptr, "alpha is null");          \
+    ScalarInfo f = alpha->info;                                              \
+    return binary(&plan, self, other, out, false, ELEMENT2(expression));     \
+  }                                                                          \
   ACLNN_PHASE2(op)
 
-#define SCALED_INPLACE(op, Other, expression)                               \
-  CANN_SIM_EXPORT int op##GetWorkspaceSize(                                 \
-      aclTensor* self, const Other* other, const aclScalar* alpha,          \
-      uint64_t* workspace_bytes, aclOpExecutor** executor) {                \
-    ACLNN_PHASE1(op);                                                       \
-    plan.scalar("alpha", alpha);                                            \
-    if (!alpha) return plan.refuse(kAclnnNullptr, "alpha is null");         \
-    ScalarInfo f = alpha->info;                                             \
-    return binary(&plan, self, other, self, false, ELEMENT2(expression));   \
-  }                                                                         \
+#define SCALED_INPLACE(op, Other, expression)                             \
+  CANN_SIM_EXPORT int op##GetWorkspaceSize(                               \
+      aclTensor* self, const Other* other, const aclScalar* alpha,        \
+      uint64_t* workspace_bytes, aclOpExecutor** executor) {              \
+    ACLNN_PHASE1(op);                                                     \
+    plan.scalar("alpha", alpha);                                          \
+    if (!alpha) return plan.refuse(kAclnnNullptr, "alpha is null");       \
+    ScalarInfo f = alpha->info;                                           \
+    return binary(&plan, self, other, self, false, ELEMENT2(expression)); \
+  }                                                                       \
   ACLNN_PHASE2(op)
 
 SCALED(aclnnAdd, aclTensor, a + scalar_value(f, b) * b)
@@ -160,8 +159,8 @@ BINARY_INPLACE(aclnnInplaceClampMin, aclScalar, false, a > b ? a : b)
 
 #define TRUTH(expression) static_cast<int64_t>(expression)
 
-#define COMPARE(name, operation)                                            \
-  BINARY(aclnn##name##Tensor, aclTensor, false, TRUTH(a operation b))       \
+#define COMPARE(name, operation)                                      \
+  BINARY(aclnn##name##Tensor, aclTensor, false, TRUTH(a operation b)) \
   BINARY(aclnn##name##Scalar, aclScalar, false, TRUTH(a operation b))
 
 COMPARE(Eq, ==)
@@ -194,29 +193,31 @@ int divide_with_mode(Plan* plan, const aclTensor* self, const Other* other,
                      int mode, aclTensor* out) {
   plan->number("mode", mode);
   if (mode == 1) {
-    return binary(plan, self, other, out, false,
-                  ELEMENT2(trunc_div(a, b)));
+    return binary(plan, self, other, out, false, ELEMENT2(trunc_div(a, b)));
   }
   if (mode == 2) {
-    return binary(plan, self, other, out, false,
-                  ELEMENT2(floor_div(a, b)));
+    return binary(plan, self, other, out, false, ELEMENT2(floor_div(a, b)));
   }
   return binary(plan, self, other, out, true, ELEMENT2(a / b));
 }
 
 }  // namespace
 
-CANN_SIM_EXPORT int aclnnDivModGetWorkspaceSize(
-    const aclTensor* self, const aclTensor* other, int mode, aclTensor* out,
-    uint64_t* workspace_bytes, aclOpExecutor** executor) {
+CANN_SIM_EXPORT int aclnnDivModGetWorkspaceSize(const aclTensor* self,
+                                                const aclTensor* other,
+                                                int mode, aclTensor* out,
+                                                uint64_t* workspace_bytes,
+                                                aclOpExecutor** executor) {
   ACLNN_PHASE1(aclnnDivMod);
   return divide_with_mode(&plan, self, other, mode, out);
 }
 ACLNN_PHASE2(aclnnDivMod)
 
-CANN_SIM_EXPORT int aclnnDivModsGetWorkspaceSize(
-    const aclTensor* self, const aclScalar* other, int mode, aclTensor* out,
-    uint64_t* workspace_bytes, aclOpExecutor** executor) {
+CANN_SIM_EXPORT int aclnnDivModsGetWorkspaceSize(const aclTensor* self,
+                                                 const aclScalar* other,
+                                                 int mode, aclTensor* out,
+                                                 uint64_t* workspace_bytes,
+                                                 aclOpExecutor** executor) {
   ACLNN_PHASE1(aclnnDivMods);
   return divide_with_mode(&plan, self, other, mode, out);
 }
@@ -293,8 +294,8 @@ CANN_SIM_EXPORT int aclnnClampGetWorkspaceSize(
   bool has_high = high != nullptr;
   ScalarInfo l = has_low ? low->info : ScalarInfo();
   ScalarInfo h = has_high ? high->info : ScalarInfo();
-  return plan.accept(map_kernel(
-      {tensor_operand(a)}, to, false, [=](const auto& x, size_t i) {
+  return plan.accept(
+      map_kernel({tensor_operand(a)}, to, false, [=](const auto& x, size_t i) {
         auto v = x[0][i];
         if (has_low && v < scalar_value(l, v)) v = scalar_value(l, v);
         if (has_high && v > scalar_value(h, v)) v = scalar_value(h, v);
@@ -303,22 +304,23 @@ CANN_SIM_EXPORT int aclnnClampGetWorkspaceSize(
 }
 ACLNN_PHASE2(aclnnClamp)
 
-CANN_SIM_EXPORT int aclnnIsCloseGetWorkspaceSize(
-    const aclTensor* self, const aclTensor* other, double rtol, double atol,
-    bool equal_nan, aclTensor* out, uint64_t* workspace_bytes,
-    aclOpExecutor** executor) {
+CANN_SIM_EXPORT int aclnnIsCloseGetWorkspaceSize(const aclTensor* self,
+                                                 const aclTensor* other,
+                                                 double rtol, double atol,
+                                                 bool equal_nan, aclTensor* out,
+                                                 uint64_t* workspace_bytes,
+                                                 aclOpExecutor** executor) {
   ACLNN_PHASE1(aclnnIsClose);
   plan.number("rtol", rtol);
   plan.number("atol", atol);
   plan.number("equal_nan", equal_nan);
-  return binary(&plan, self, other, out, true,
-                [=](const auto& x, size_t i) {
-                  double a = static_cast<double>(x[0][i]);
-                  double b = static_cast<double>(x[1][i]);
-                  bool nans = equal_nan && a != a && b != b;
-                  bool near = std::fabs(a - b) <= atol + rtol * std::fabs(b);
-                  return TRUTH(a == b || nans || near);
-                });
+  return binary(&plan, self, other, out, true, [=](const auto& x, size_t i) {
+    double a = static_cast<double>(x[0][i]);
+    double b = static_cast<double>(x[1][i]);
+    bool nans = equal_nan && a != a && b != b;
+    bool near = std::fabs(a - b) <= atol + rtol * std::fabs(b);
+    return TRUTH(a == b || nans || near);
+  });
 }
 ACLNN_PHASE2(aclnnIsClose)
 
@@ -340,9 +342,9 @@ CANN_SIM_EXPORT int aclnnEqualGetWorkspaceSize(const aclTensor* self,
     if (!x.ok || !y.ok || !target.ok) return;
     bool same = x.info.dims == y.info.dims;
     if (same && x.info.numel()) {
-      same = is_floating(x.info.data_type) ? read_reals(x) == read_reals(y)
-                                           : read_integers(x) ==
-                                                 read_integers(y);
+      same = is_floating(x.info.data_type)
+                 ? read_reals(x) == read_reals(y)
+                 : read_integers(x) == read_integers(y);
     }
     write_integers(target, {same});
   });

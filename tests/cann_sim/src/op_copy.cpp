@@ -68,9 +68,10 @@ int fill_plan(Plan* plan, aclTensor* self, const ScalarInfo& value) {
 
 }  // namespace
 
-CANN_SIM_EXPORT int aclnnInplaceCopyGetWorkspaceSize(
-    aclTensor* self, const aclTensor* src, uint64_t* workspace_bytes,
-    aclOpExecutor** executor) {
+CANN_SIM_EXPORT int aclnnInplaceCopyGetWorkspaceSize(aclTensor* self,
+                                                     const aclTensor* src,
+                                                     uint64_t* workspace_bytes,
+                                                     aclOpExecutor** executor) {
   ACLNN_PHASE1(aclnnInplaceCopy);
   return copy_plan(&plan, self, src, "self", "src", true);
 }
@@ -103,15 +104,17 @@ CANN_SIM_EXPORT int aclnnInplaceFillTensorGetWorkspaceSize(
 }
 ACLNN_PHASE2(aclnnInplaceFillTensor)
 
-CANN_SIM_EXPORT int aclnnInplaceZeroGetWorkspaceSize(
-    aclTensor* self, uint64_t* workspace_bytes, aclOpExecutor** executor) {
+CANN_SIM_EXPORT int aclnnInplaceZeroGetWorkspaceSize(aclTensor* self,
+                                                     uint64_t* workspace_bytes,
+                                                     aclOpExecutor** executor) {
   ACLNN_PHASE1(aclnnInplaceZero);
   return fill_plan(&plan, self, constant(0));
 }
 ACLNN_PHASE2(aclnnInplaceZero)
 
-CANN_SIM_EXPORT int aclnnInplaceOneGetWorkspaceSize(
-    aclTensor* self, uint64_t* workspace_bytes, aclOpExecutor** executor) {
+CANN_SIM_EXPORT int aclnnInplaceOneGetWorkspaceSize(aclTensor* self,
+                                                    uint64_t* workspace_bytes,
+                                                    aclOpExecutor** executor) {
   ACLNN_PHASE1(aclnnInplaceOne);
   return fill_plan(&plan, self, constant(1));
 }

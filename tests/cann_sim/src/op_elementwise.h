@@ -16,8 +16,7 @@ struct Operand {
   ScalarInfo scalar;
 
   bool is_floating(const Call& call) const {
-    int type = tensor < 0 ? scalar.data_type
-                          : call.tensors[tensor].data_type;
+    int type = tensor < 0 ? scalar.data_type : call.tensors[tensor].data_type;
     return cann_sim::is_floating(type);
   }
 };
@@ -55,8 +54,8 @@ void map_operands(const Call& call, const std::vector<Operand>& operands,
   }
   using Result = decltype(function(inputs, size_t{0}));
   size_t count = target.info.numel();
-  using Wide = std::conditional_t<std::is_floating_point_v<Result>, double,
-                                  int64_t>;
+  using Wide =
+      std::conditional_t<std::is_floating_point_v<Result>, double, int64_t>;
   std::vector<Wide> results(count);
   for (size_t i = 0; i < count; ++i) {
     results[i] = static_cast<Wide>(function(inputs, i));
@@ -83,14 +82,14 @@ Kernel map_kernel(std::vector<Operand> operands, int out, bool always_real,
 }  // namespace cann_sim
 
 // A lambda over the values x[0][i], x[1][i], ...
-#define ELEMENT(expression)                                        \
-  [=](const auto& x, size_t i) {                                   \
-    [[maybe_unused]] auto a = x[0][i];                             \
-    return expression;                                             \
+#define ELEMENT(expression)            \
+  [=](const auto& x, size_t i) {       \
+    [[maybe_unused]] auto a = x[0][i]; \
+    return expression;                 \
   }
-#define ELEMENT2(expression)                                       \
-  [=](const auto& x, size_t i) {                                   \
-    auto a = x[0][i];                                              \
-    auto b = x[1][i];                                              \
-    return expression;                                             \
+#define ELEMENT2(expression)     \
+  [=](const auto& x, size_t i) { \
+    auto a = x[0][i];            \
+    auto b = x[1][i];            \
+    return expression;           \
   }

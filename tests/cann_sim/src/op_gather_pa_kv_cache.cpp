@@ -63,10 +63,10 @@ Failure check(const Plan& plan, const PagedLoad& p,
   for (int i = 0; i < 2; ++i) {
     const TensorInfo& cache = i ? vc : kc;
     const TensorInfo& out = i ? value : key;
-    bool fits = p.nz ? out.dims[1] == cache.dims[1] * cache.dims[3] &&
-                           cache.dims[3] * cache.itemsize() == 32
-                     : out.dims[1] == cache.dims[2] &&
-                           out.dims[2] == cache.dims[3];
+    bool fits =
+        p.nz ? out.dims[1] == cache.dims[1] * cache.dims[3] &&
+                   cache.dims[3] * cache.itemsize() == 32
+             : out.dims[1] == cache.dims[2] && out.dims[2] == cache.dims[3];
     if (!fits) return {kAclnnTiling, "output widths"};
   }
   return {};
@@ -102,8 +102,8 @@ CANN_SIM_EXPORT int aclnnGatherPaKvCacheGetWorkspaceSize(
   p.cumulative = cumulative;
   Failure f = check(plan, p, mode);
   if (f.code) return plan.refuse(f.code, f.reason);
-  for (int i : {p.key_cache, p.value_cache, p.tables, p.lengths, p.key,
-                p.value, p.starts}) {
+  for (int i : {p.key_cache, p.value_cache, p.tables, p.lengths, p.key, p.value,
+                p.starts}) {
     if (i >= 0 && !plan.info(i).contiguous()) {
       violation("non_contiguous", "aclnnGatherPaKvCache",
                 "a strided tensor is read as dense");

@@ -18,8 +18,8 @@ int64_t checked(const Call& call, int64_t i, int64_t size) {
   int64_t wrapped = i < 0 ? i + size : i;
   if (wrapped >= 0 && wrapped < size) return wrapped;
   violation("out_of_bounds", call.run.op,
-            format("index %lld of an axis with %lld",
-                   static_cast<long long>(i), static_cast<long long>(size)));
+            format("index %lld of an axis with %lld", static_cast<long long>(i),
+                   static_cast<long long>(size)));
   return -1;
 }
 
@@ -31,8 +31,7 @@ View select(View view, int64_t axis, int64_t at) {
   return view;
 }
 
-void select_rows(const Call& call, int self, int64_t axis, int index,
-                 int out) {
+void select_rows(const Call& call, int self, int64_t axis, int index, int out) {
   View from = open_view(call, self, Access::kRead, "self");
   View at = open_view(call, index, Access::kRead, "index");
   View to = open_view(call, out, Access::kWrite, "out");
@@ -50,8 +49,8 @@ void select_rows(const Call& call, int self, int64_t axis, int index,
 }  // namespace
 
 CANN_SIM_EXPORT int aclnnIndexSelectGetWorkspaceSize(
-    const aclTensor* self, int64_t dim, const aclTensor* index,
-    aclTensor* out, uint64_t* workspace_bytes, aclOpExecutor** executor) {
+    const aclTensor* self, int64_t dim, const aclTensor* index, aclTensor* out,
+    uint64_t* workspace_bytes, aclOpExecutor** executor) {
   ACLNN_PHASE1(aclnnIndexSelect);
   int from = plan.tensor("self", self);
   plan.number("dim", static_cast<double>(dim));
@@ -63,9 +62,11 @@ CANN_SIM_EXPORT int aclnnIndexSelectGetWorkspaceSize(
 }
 ACLNN_PHASE2(aclnnIndexSelect)
 
-CANN_SIM_EXPORT int aclnnEmbeddingGetWorkspaceSize(
-    const aclTensor* weight, const aclTensor* indices, aclTensor* out,
-    uint64_t* workspace_bytes, aclOpExecutor** executor) {
+CANN_SIM_EXPORT int aclnnEmbeddingGetWorkspaceSize(const aclTensor* weight,
+                                                   const aclTensor* indices,
+                                                   aclTensor* out,
+                                                   uint64_t* workspace_bytes,
+                                                   aclOpExecutor** executor) {
   ACLNN_PHASE1(aclnnEmbedding);
   int from = plan.tensor("weight", weight);
   int at = plan.tensor("indices", indices);
@@ -89,12 +90,9 @@ CANN_SIM_EXPORT int aclnnEmbeddingGetWorkspaceSize(
 }
 ACLNN_PHASE2(aclnnEmbedding)
 
-CANN_SIM_EXPORT int aclnnGatherGetWorkspaceSize(const aclTensor* self,
-                                                int64_t dim,
-                                                const aclTensor* index,
-                                                aclTensor* out,
-                                                uint64_t* workspace_bytes,
-                                                aclOpExecutor** executor) {
+CANN_SIM_EXPORT int aclnnGatherGetWorkspaceSize(
+    const aclTensor* self, int64_t dim, const aclTensor* index, aclTensor* out,
+    uint64_t* workspace_bytes, aclOpExecutor** executor) {
   ACLNN_PHASE1(aclnnGather);
   int from = plan.tensor("self", self);
   plan.number("dim", static_cast<double>(dim));
@@ -137,7 +135,8 @@ CANN_SIM_EXPORT int aclnnGatherGetWorkspaceSize(const aclTensor* self,
 }
 ACLNN_PHASE2(aclnnGather)
 
-// ---- advanced indexing --------------------------------------------------------
+// ---- advanced indexing
+// --------------------------------------------------------
 
 namespace {
 
@@ -177,8 +176,8 @@ int take_indices(Plan* plan, const aclTensorList* indices, Advanced* p,
                  std::vector<int64_t>* shape) {
   for (size_t i = 0; i < indices->items.size(); ++i) {
     const aclTensor* t = indices->items[i];
-    int number = t ? plan->tensor(("index" + std::to_string(i)).c_str(), t)
-                   : -1;
+    int number =
+        t ? plan->tensor(("index" + std::to_string(i)).c_str(), t) : -1;
     if (number >= 0 && plan->info(number).rank() == 1 &&
         plan->info(number).dims[0] == 0 && shape->empty()) {
       number = -1;  // placeholder for a full axis

@@ -114,24 +114,24 @@ MATMUL(aclnnMm)
 MATMUL(aclnnBatchMatMul)
 
 // (self, a, b, beta, alpha, out, cube math type)
-#define ADD_MATMUL(op)                                                      \
-  CANN_SIM_EXPORT int op##GetWorkspaceSize(                                 \
-      const aclTensor* self, const aclTensor* a, const aclTensor* b,        \
-      const aclScalar* beta, const aclScalar* alpha, aclTensor* out,        \
-      int8_t, uint64_t* workspace_bytes, aclOpExecutor** executor) {        \
-    ACLNN_PHASE1(op);                                                       \
-    Product p;                                                              \
-    p.bias = plan.tensor("self", self);                                     \
-    p.a = plan.tensor("mat1", a);                                           \
-    p.b = plan.tensor("mat2", b);                                           \
-    plan.scalar("beta", beta);                                              \
-    plan.scalar("alpha", alpha);                                            \
-    p.out = plan.tensor("out", out);                                        \
-    if (!beta || !alpha) return plan.refuse(kAclnnNullptr, "null scalar");  \
-    p.beta = beta->info.real;                                               \
-    p.alpha = alpha->info.real;                                             \
-    return plan_product(&plan, p);                                          \
-  }                                                                         \
+#define ADD_MATMUL(op)                                                       \
+  CANN_SIM_EXPORT int op##GetWorkspaceSize(                                  \
+      const aclTensor* self, const aclTensor* a, const aclTensor* b,         \
+      const aclScalar* beta, const aclScalar* alpha, aclTensor* out, int8_t, \
+      uint64_t* workspace_bytes, aclOpExecutor** executor) {                 \
+    ACLNN_PHASE1(op);                                                        \
+    Product p;                                                               \
+    p.bias = plan.tensor("self", self);                                      \
+    p.a = plan.tensor("mat1", a);                                            \
+    p.b = plan.tensor("mat2", b);                                            \
+    plan.scalar("beta", beta);                                               \
+    plan.scalar("alpha", alpha);                                             \
+    p.out = plan.tensor("out", out);                                         \
+    if (!beta || !alpha) return plan.refuse(kAclnnNullptr, "null scalar");   \
+    p.beta = beta->info.real;                                                \
+    p.alpha = alpha->info.real;                                              \
+    return plan_product(&plan, p);                                           \
+  }                                                                          \
   ACLNN_PHASE2(op)
 
 ADD_MATMUL(aclnnAddmm)

@@ -43,8 +43,8 @@ CANN_SIM_EXPORT int aclnnInplaceUniformGetWorkspaceSize(
 ACLNN_PHASE2(aclnnInplaceUniform)
 
 CANN_SIM_EXPORT int aclnnInplaceNormalGetWorkspaceSize(
-    aclTensor* self, float mean, float deviation, int64_t seed,
-    int64_t offset, uint64_t* workspace_bytes, aclOpExecutor** executor) {
+    aclTensor* self, float mean, float deviation, int64_t seed, int64_t offset,
+    uint64_t* workspace_bytes, aclOpExecutor** executor) {
   ACLNN_PHASE1(aclnnInplaceNormal);
   plan.number("mean", mean);
   plan.number("std", deviation);
@@ -61,9 +61,8 @@ CANN_SIM_EXPORT int aclnnInplaceRandomGetWorkspaceSize(
   plan.number("from", static_cast<double>(low));
   plan.number("to", static_cast<double>(high));
   return plan_random(&plan, self, seed, offset, [=](std::mt19937_64& e) {
-    return static_cast<double>(low + static_cast<int64_t>(
-                                         e() % static_cast<uint64_t>(
-                                                   high - low)));
+    return static_cast<double>(
+        low + static_cast<int64_t>(e() % static_cast<uint64_t>(high - low)));
   });
 }
 ACLNN_PHASE2(aclnnInplaceRandom)

@@ -102,7 +102,8 @@ constexpr auto kProduct = [](const auto& line) {
 constexpr auto kArgMax = [](const auto& line) {
   size_t best = 0;
   for (size_t i = 1; i < line.size(); ++i) {
-    if (line[i] > line[best] || (line[i] != line[i] && line[best] == line[best]))
+    if (line[i] > line[best] ||
+        (line[i] != line[i] && line[best] == line[best]))
       best = i;
   }
   return static_cast<int64_t>(best);
@@ -110,7 +111,8 @@ constexpr auto kArgMax = [](const auto& line) {
 constexpr auto kArgMin = [](const auto& line) {
   size_t best = 0;
   for (size_t i = 1; i < line.size(); ++i) {
-    if (line[i] < line[best] || (line[i] != line[i] && line[best] == line[best]))
+    if (line[i] < line[best] ||
+        (line[i] != line[i] && line[best] == line[best]))
       best = i;
   }
   return static_cast<int64_t>(best);
@@ -155,52 +157,50 @@ int plan_reduce(Plan* plan, const aclTensor* self,
 
 }  // namespace
 
-#define REDUCE_ALL(op, function)                                            \
-  CANN_SIM_EXPORT int op##GetWorkspaceSize(                                 \
-      const aclTensor* self, aclTensor* out, uint64_t* workspace_bytes,     \
-      aclOpExecutor** executor) {                                           \
-    ACLNN_PHASE1(op);                                                       \
-    return plan_reduce(&plan, self, {}, out, false, function);              \
-  }                                                                         \
+#define REDUCE_ALL(op, function)                                        \
+  CANN_SIM_EXPORT int op##GetWorkspaceSize(                             \
+      const aclTensor* self, aclTensor* out, uint64_t* workspace_bytes, \
+      aclOpExecutor** executor) {                                       \
+    ACLNN_PHASE1(op);                                                   \
+    return plan_reduce(&plan, self, {}, out, false, function);          \
+  }                                                                     \
   ACLNN_PHASE2(op)
 
 // (self, dims, keepdim, dtype, out)
-#define REDUCE_TYPED(op, real, function)                                    \
-  CANN_SIM_EXPORT int op##GetWorkspaceSize(                                 \
-      const aclTensor* self, const aclIntArray* dims, bool keep, int type,  \
-      aclTensor* out, uint64_t* workspace_bytes,                            \
-      aclOpExecutor** executor) {                                           \
-    ACLNN_PHASE1(op);                                                       \
-    plan.ints("dims", dims);                                                \
-    plan.number("keep", keep);                                              \
-    plan.number("type", type);                                              \
-    return plan_reduce(&plan, self, axes_of(dims), out, real, function);    \
-  }                                                                         \
+#define REDUCE_TYPED(op, real, function)                                     \
+  CANN_SIM_EXPORT int op##GetWorkspaceSize(                                  \
+      const aclTensor* self, const aclIntArray* dims, bool keep, int type,   \
+      aclTensor* out, uint64_t* workspace_bytes, aclOpExecutor** executor) { \
+    ACLNN_PHASE1(op);                                                        \
+    plan.ints("dims", dims);                                                 \
+    plan.number("keep", keep);                                               \
+    plan.number("type", type);                                               \
+    return plan_reduce(&plan, self, axes_of(dims), out, real, function);     \
+  }                                                                          \
   ACLNN_PHASE2(op)
 
 // (self, dims, keepdim, out)
-#define REDUCE_DIMS(op, function)                                           \
-  CANN_SIM_EXPORT int op##GetWorkspaceSize(                                 \
-      const aclTensor* self, const aclIntArray* dims, bool keep,            \
-      aclTensor* out, uint64_t* workspace_bytes,                            \
-      aclOpExecutor** executor) {                                           \
-    ACLNN_PHASE1(op);                                                       \
-    plan.ints("dims", dims);                                                \
-    plan.number("keep", keep);                                              \
-    return plan_reduce(&plan, self, axes_of(dims), out, false, function);   \
-  }                                                                         \
+#define REDUCE_DIMS(op, function)                                            \
+  CANN_SIM_EXPORT int op##GetWorkspaceSize(                                  \
+      const aclTensor* self, const aclIntArray* dims, bool keep,             \
+      aclTensor* out, uint64_t* workspace_bytes, aclOpExecutor** executor) { \
+    ACLNN_PHASE1(op);                                                        \
+    plan.ints("dims", dims);                                                 \
+    plan.number("keep", keep);                                               \
+    return plan_reduce(&plan, self, axes_of(dims), out, false, function);    \
+  }                                                                          \
   ACLNN_PHASE2(op)
 
 // (self, dim, keepdim, out) for the index of an extreme.
-#define REDUCE_INDEX(op, function)                                          \
-  CANN_SIM_EXPORT int op##GetWorkspaceSize(                                 \
-      const aclTensor* self, int64_t dim, bool keep, aclTensor* out,        \
-      uint64_t* workspace_bytes, aclOpExecutor** executor) {                \
-    ACLNN_PHASE1(op);                                                       \
-    plan.number("dim", static_cast<double>(dim));                           \
-    plan.number("keep", keep);                                              \
-    return plan_reduce(&plan, self, {dim}, out, false, function);           \
-  }                                                                         \
+#define REDUCE_INDEX(op, function)                                   \
+  CANN_SIM_EXPORT int op##GetWorkspaceSize(                          \
+      const aclTensor* self, int64_t dim, bool keep, aclTensor* out, \
+      uint64_t* workspace_bytes, aclOpExecutor** executor) {         \
+    ACLNN_PHASE1(op);                                                \
+    plan.number("dim", static_cast<double>(dim));                    \
+    plan.number("keep", keep);                                       \
+    return plan_reduce(&plan, self, {dim}, out, false, function);    \
+  }                                                                  \
   ACLNN_PHASE2(op)
 
 REDUCE_ALL(aclnnMax, kMax)
@@ -228,8 +228,7 @@ namespace {
 
 template <typename Value, typename Index>
 int plan_extreme(Plan* plan, const aclTensor* self, int64_t axis,
-                 aclTensor* out, aclTensor* indices, Value value,
-                 Index index) {
+                 aclTensor* out, aclTensor* indices, Value value, Index index) {
   int from = plan->tensor("self", self);
   plan->number("dim", static_cast<double>(axis));
   int to = plan->tensor("out", out);
@@ -263,7 +262,8 @@ CANN_SIM_EXPORT int aclnnMinDimGetWorkspaceSize(
 }
 ACLNN_PHASE2(aclnnMinDim)
 
-// ---- line in, line out -------------------------------------------------------
+// ---- line in, line out
+// -------------------------------------------------------
 
 namespace {
 
@@ -335,9 +335,10 @@ CANN_SIM_EXPORT int aclnnSoftmaxGetWorkspaceSize(const aclTensor* self,
 }
 ACLNN_PHASE2(aclnnSoftmax)
 
-CANN_SIM_EXPORT int aclnnLogSoftmaxGetWorkspaceSize(
-    const aclTensor* self, int64_t dim, aclTensor* out,
-    uint64_t* workspace_bytes, aclOpExecutor** executor) {
+CANN_SIM_EXPORT int aclnnLogSoftmaxGetWorkspaceSize(const aclTensor* self,
+                                                    int64_t dim, aclTensor* out,
+                                                    uint64_t* workspace_bytes,
+                                                    aclOpExecutor** executor) {
   ACLNN_PHASE1(aclnnLogSoftmax);
   return plan_softmax(&plan, self, dim, out, true);
 }
@@ -391,20 +392,20 @@ int plan_triangle(Plan* plan, const aclTensor* self, int64_t diagonal,
 
 }  // namespace
 
-#define TRIANGLE(op, lower)                                                 \
-  CANN_SIM_EXPORT int aclnn##op##GetWorkspaceSize(                          \
-      const aclTensor* self, int64_t diagonal, aclTensor* out,              \
-      uint64_t* workspace_bytes, aclOpExecutor** executor) {                \
-    ACLNN_PHASE1(aclnn##op);                                                \
-    return plan_triangle(&plan, self, diagonal, out, lower);                \
-  }                                                                         \
-  ACLNN_PHASE2(aclnn##op)                                                   \
-  CANN_SIM_EXPORT int aclnnInplace##op##GetWorkspaceSize(                   \
-      aclTensor* self, int64_t diagonal, uint64_t* workspace_bytes,         \
-      aclOpExecutor** executor) {                                           \
-    ACLNN_PHASE1(aclnnInplace##op);                                         \
-    return plan_triangle(&plan, self, diagonal, self, lower);               \
-  }                                                                         \
+#define TRIANGLE(op, lower)                                         \
+  CANN_SIM_EXPORT int aclnn##op##GetWorkspaceSize(                  \
+      const aclTensor* self, int64_t diagonal, aclTensor* out,      \
+      uint64_t* workspace_bytes, aclOpExecutor** executor) {        \
+    ACLNN_PHASE1(aclnn##op);                                        \
+    return plan_triangle(&plan, self, diagonal, out, lower);        \
+  }                                                                 \
+  ACLNN_PHASE2(aclnn##op)                                           \
+  CANN_SIM_EXPORT int aclnnInplace##op##GetWorkspaceSize(           \
+      aclTensor* self, int64_t diagonal, uint64_t* workspace_bytes, \
+      aclOpExecutor** executor) {                                   \
+    ACLNN_PHASE1(aclnnInplace##op);                                 \
+    return plan_triangle(&plan, self, diagonal, self, lower);       \
+  }                                                                 \
   ACLNN_PHASE2(aclnnInplace##op)
 
 TRIANGLE(Tril, true)

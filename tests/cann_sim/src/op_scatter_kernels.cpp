@@ -68,7 +68,8 @@ bool reads_words(const ScatterPlan& p) {
   return p.version < kCann900 && p.mode != ScatterMode::kNz;
 }
 
-// ---- scenarios 1, 2, 6, 7 -----------------------------------------------------
+// ---- scenarios 1, 2, 6, 7
+// -----------------------------------------------------
 
 // How one of key and value is laid out.
 struct Side {
@@ -115,16 +116,14 @@ Side make_side(const ScatterPlan& p, const Call& call, bool is_key) {
 void scatter_side(const ScatterPlan& p, const Call& call, const Side& s) {
   const TensorInfo& x = call.tensors[s.source];
   const TensorInfo& cache = call.tensors[s.cache];
-  bool block_stride =
-      p.mode == ScatterMode::kNorm && p.version >= kCann910;
+  bool block_stride = p.mode == ScatterMode::kNorm && p.version >= kCann910;
   Region from(call, s.source, Access::kRead, s.name,
               s.fused ? -1 : dense_bytes(x));
   Region to(call, s.cache, Access::kWrite, s.name + "_cache",
             block_stride ? block_strided_bytes(cache) : dense_bytes(cache));
   Indices slots(call, p.t.slots, reads_words(p), "slot_mapping");
   int64_t token_bytes = s.heads * s.head_size * s.itemsize;
-  int64_t block_size = p.mode == ScatterMode::kNz
-                           ? cache.dims[cache.rank() - 2]
+  int64_t block_size = p.mode == ScatterMode::kNz ? cache.dims[cache.rank() - 2]
                        : p.mode == ScatterMode::kNhsd ? cache.dims[2]
                                                       : cache.dims[1];
   for (int64_t i = 0; i < x.dims[0]; ++i) {
@@ -154,10 +153,9 @@ void scatter_side(const ScatterPlan& p, const Call& call, const Side& s) {
         if (read && write) memcpy(write, read, head_bytes);
       }
     } else if (s.moved_bytes) {
-      int64_t target = block_stride
-                           ? block * cache.strides[0] * s.itemsize +
-                                 row * token_bytes
-                           : slot * token_bytes;
+      int64_t target = block_stride ? block * cache.strides[0] * s.itemsize +
+                                          row * token_bytes
+                                    : slot * token_bytes;
       uint8_t* read = from.at(source, s.moved_bytes);
       uint8_t* write = to.at(target, s.moved_bytes);
       if (read && write) memcpy(write, read, s.moved_bytes);
@@ -165,7 +163,8 @@ void scatter_side(const ScatterPlan& p, const Call& call, const Side& s) {
   }
 }
 
-// ---- scenarios 4 and 5 ----------------------------------------------------------
+// ---- scenarios 4 and 5
+// ----------------------------------------------------------
 
 float to_float(const uint8_t* p, int data_type) {
   uint16_t bits;
@@ -174,8 +173,8 @@ float to_float(const uint8_t* p, int data_type) {
 }
 
 void from_float(uint8_t* p, int data_type, float value) {
-  uint16_t bits = data_type == kHalf ? float_to_half(value)
-                                     : float_to_bfloat16(value);
+  uint16_t bits =
+      data_type == kHalf ? float_to_half(value) : float_to_bfloat16(value);
   memcpy(p, &bits, 2);
 }
 
@@ -201,8 +200,7 @@ class CompressedSide {
 
   void copy(int64_t token, int64_t head, int64_t row) {
     if (!moved_) return;
-    uint8_t* read =
-        from_.at((token * heads_ + head) * head_bytes_, moved_);
+    uint8_t* read = from_.at((token * heads_ + head) * head_bytes_, moved_);
     uint8_t* write = to_.at(row * head_bytes_, moved_);
     if (read && write) memcpy(write, read, moved_);
   }
@@ -222,8 +220,7 @@ class CompressedSide {
     uint8_t* write = to_.at(row * head_bytes_, head_bytes_);
     if (!write) return;
     for (int64_t d = 0; d < moved_ / 2; ++d) {
-      from_float(write + 2 * d, data_type_,
-                 sum[d] / static_cast<float>(count));
+      from_float(write + 2 * d, data_type_, sum[d] / static_cast<float>(count));
     }
   }
 

@@ -86,8 +86,8 @@ ScatterMode select_850(const Arguments& a) {
                                              : by_scatter_mode(a.scatter_mode);
   if (mode == ScatterMode::kNhsd) mode = ScatterMode::kNorm;
   if (a.value_cache->rank() == 0) {
-    mode = mode == ScatterMode::kNct ? ScatterMode::kSisoNct
-                                     : ScatterMode::kSiso;
+    mode =
+        mode == ScatterMode::kNct ? ScatterMode::kSisoNct : ScatterMode::kSiso;
   }
   return mode;
 }
@@ -133,14 +133,12 @@ Failure check_types(const Arguments& a, const ScatterPlan& p) {
   }
   if (!is_index_type(a.slots->data_type)) return tiling("slot dtype");
   if (p.version < kCann900) return {};
-  if (!p.key_only() && !pair_is_registered(a.key->data_type,
-                                           a.value->data_type)) {
+  if (!p.key_only() &&
+      !pair_is_registered(a.key->data_type, a.value->data_type)) {
     return tiling("value int8 needs key int8");
   }
-  bool averaging =
-      p.mode == ScatterMode::kRope || p.mode == ScatterMode::kOmni;
-  if (averaging && (a.key->data_type == kInt8 ||
-                    a.value->data_type == kInt8)) {
+  bool averaging = p.mode == ScatterMode::kRope || p.mode == ScatterMode::kOmni;
+  if (averaging && (a.key->data_type == kInt8 || a.value->data_type == kInt8)) {
     return tiling("Rope and Omni take float16 and bfloat16");
   }
   return {};
@@ -210,8 +208,7 @@ Failure check_sizes(const Arguments& a, const ScatterPlan& p) {
   int64_t block_size = block_size_of(*a.key_cache, p.mode);
   bool zeros_refused = p.version < kCann900;
   if (zeros_refused) {
-    for (int64_t size :
-         {tokens, a.key->dims[1], a.key->dims[2], block_size}) {
+    for (int64_t size : {tokens, a.key->dims[1], a.key->dims[2], block_size}) {
       if (!in_range(size)) return tiling("a size is zero or beyond 32 bits");
     }
   }
@@ -298,8 +295,8 @@ Failure run_tiling(const Arguments& a, ScatterPlan* p) {
   }
   using Check = Failure (*)(const Arguments&, const ScatterPlan&);
   static const Check kChecks[] = {
-      check_types,          check_ranks,          check_compress_ranks,
-      check_sizes,          check_cache_dims_900, check_compress_sizes,
+      check_types,      check_ranks,          check_compress_ranks,
+      check_sizes,      check_cache_dims_900, check_compress_sizes,
       check_head_bytes,
   };
   for (Check check : kChecks) {
@@ -352,15 +349,14 @@ Failure handwritten_layer(const Arguments& a) {
 bool dense(const TensorInfo* t) { return !t || t->contiguous(); }
 
 bool last_axis_dense(const TensorInfo* t) {
-  return !t || t->rank() == 0 || t->dims.back() == 1 ||
-         t->strides.back() == 1;
+  return !t || t->rank() == 0 || t->dims.back() == 1 || t->strides.back() == 1;
 }
 
 // What becomes of strided tensors. The kernels read the dense layout, apart
 // from the block stride that Norm honours on 9.1.0.
 void route_strides(const Arguments& a, ScatterPlan* p) {
-  const TensorInfo* all[] = {a.key,   a.key_cache,     a.slots,
-                             a.value, a.value_cache,   a.compress_lens,
+  const TensorInfo* all[] = {a.key,      a.key_cache,       a.slots,
+                             a.value,    a.value_cache,     a.compress_lens,
                              a.seq_lens, a.compress_offsets};
   bool strided = false;
   for (const TensorInfo* t : all) strided = strided || !dense(t);
@@ -492,9 +488,9 @@ int phase_one(const char* op, const aclTensor* key, const aclTensor* key_cache,
   if (a.key->dims[0] == 0) {
     violation("undefined", op, "zero tokens: the outcome is not known");
   }
-  bool no_int8_kernel = p.version < kCann900 &&
-                        (nct || p.mode == ScatterMode::kRope ||
-                         p.mode == ScatterMode::kOmni);
+  bool no_int8_kernel =
+      p.version < kCann900 &&
+      (nct || p.mode == ScatterMode::kRope || p.mode == ScatterMode::kOmni);
   if (no_int8_kernel && a.key->data_type == kInt8) {
     plan.fail_in_phase2(kAclnnNoKernel);
   }
@@ -525,12 +521,11 @@ CANN_SIM_EXPORT int aclnnScatterPaKvCacheGetWorkspaceSize(
               "called with 14 arguments; this edition has 11");
     return kAclnnInvalid;
   }
-  return phase_one("aclnnScatterPaKvCache", key, key_cache, slots, value,
-                   value_cache, compress_lens, compress_offsets, seq_lens,
-                   cache_mode, nullptr, nullptr, nullptr,
-                   reinterpret_cast<uint64_t*>(scatter_mode),
-                   reinterpret_cast<aclOpExecutor**>(
-                       const_cast<aclIntArray*>(strides)),
-                   caller);
+  return phase_one(
+      "aclnnScatterPaKvCache", key, key_cache, slots, value, value_cache,
+      compress_lens, compress_offsets, seq_lens, cache_mode, nullptr, nullptr,
+      nullptr, reinterpret_cast<uint64_t*>(scatter_mode),
+      reinterpret_cast<aclOpExecutor**>(const_cast<aclIntArray*>(strides)),
+      caller);
 }
 ACLNN_PHASE2(aclnnScatterPaKvCache)

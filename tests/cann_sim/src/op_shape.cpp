@@ -150,8 +150,8 @@ CANN_SIM_EXPORT int aclnnFlipGetWorkspaceSize(const aclTensor* self,
     if (!x.ok || !y.ok || y.info.numel() == 0) return;
     for (int64_t axis : axes) {
       if (axis < 0) axis += x.info.rank();
-      x.base += (x.info.dims[axis] - 1) * x.info.strides[axis] *
-                x.info.itemsize();
+      x.base +=
+          (x.info.dims[axis] - 1) * x.info.strides[axis] * x.info.itemsize();
       x.info.strides[axis] = -x.info.strides[axis];
     }
     copy_view(y, x);
@@ -199,10 +199,12 @@ void write_order(const Call& call, const Order& p) {
 
 }  // namespace
 
-CANN_SIM_EXPORT int aclnnTopkGetWorkspaceSize(
-    const aclTensor* self, int64_t k, int64_t dim, bool largest, bool,
-    aclTensor* values, aclTensor* indices, uint64_t* workspace_bytes,
-    aclOpExecutor** executor) {
+CANN_SIM_EXPORT int aclnnTopkGetWorkspaceSize(const aclTensor* self, int64_t k,
+                                              int64_t dim, bool largest, bool,
+                                              aclTensor* values,
+                                              aclTensor* indices,
+                                              uint64_t* workspace_bytes,
+                                              aclOpExecutor** executor) {
   ACLNN_PHASE1(aclnnTopk);
   Order p;
   p.self = plan.tensor("self", self);
@@ -220,10 +222,12 @@ CANN_SIM_EXPORT int aclnnTopkGetWorkspaceSize(
 }
 ACLNN_PHASE2(aclnnTopk)
 
-CANN_SIM_EXPORT int aclnnSortGetWorkspaceSize(
-    const aclTensor* self, bool, int64_t dim, bool descending,
-    aclTensor* values, aclTensor* indices, uint64_t* workspace_bytes,
-    aclOpExecutor** executor) {
+CANN_SIM_EXPORT int aclnnSortGetWorkspaceSize(const aclTensor* self, bool,
+                                              int64_t dim, bool descending,
+                                              aclTensor* values,
+                                              aclTensor* indices,
+                                              uint64_t* workspace_bytes,
+                                              aclOpExecutor** executor) {
   ACLNN_PHASE1(aclnnSort);
   Order p;
   p.self = plan.tensor("self", self);

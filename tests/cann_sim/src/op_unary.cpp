@@ -15,34 +15,32 @@ int unary(Plan* plan, const aclTensor* self, aclTensor* out, bool real,
   int from = plan->tensor("self", self);
   int to = out == self ? from : plan->tensor("out", out);
   if (from < 0 || to < 0) return plan->refuse(kAclnnNullptr, "null tensor");
-  return plan->accept(
-      map_kernel({tensor_operand(from)}, to, real, function));
+  return plan->accept(map_kernel({tensor_operand(from)}, to, real, function));
 }
 
 double sigmoid(double a) { return 1.0 / (1.0 + std::exp(-a)); }
 
 }  // namespace
 
-#define UNARY(op, real, expression)                                        \
-  CANN_SIM_EXPORT int op##GetWorkspaceSize(                                \
-      const aclTensor* self, aclTensor* out, uint64_t* workspace_bytes,    \
-      aclOpExecutor** executor) {                                          \
-    ACLNN_PHASE1(op);                                                      \
-    return unary(&plan, self, out, real, ELEMENT(expression));             \
-  }                                                                        \
+#define UNARY(op, real, expression)                                     \
+  CANN_SIM_EXPORT int op##GetWorkspaceSize(                             \
+      const aclTensor* self, aclTensor* out, uint64_t* workspace_bytes, \
+      aclOpExecutor** executor) {                                       \
+    ACLNN_PHASE1(op);                                                   \
+    return unary(&plan, self, out, real, ELEMENT(expression));          \
+  }                                                                     \
   ACLNN_PHASE2(op)
 
-#define UNARY_INPLACE(op, real, expression)                               \
-  CANN_SIM_EXPORT int op##GetWorkspaceSize(aclTensor* self,               \
-                                           uint64_t* workspace_bytes,     \
-                                           aclOpExecutor** executor) {    \
-    ACLNN_PHASE1(op);                                                     \
-    return unary(&plan, self, self, real, ELEMENT(expression));           \
-  }                                                                       \
+#define UNARY_INPLACE(op, real, expression)                                   \
+  CANN_SIM_EXPORT int op##GetWorkspaceSize(                                   \
+      aclTensor* self, uint64_t* workspace_bytes, aclOpExecutor** executor) { \
+    ACLNN_PHASE1(op);                                                         \
+    return unary(&plan, self, self, real, ELEMENT(expression));               \
+  }                                                                           \
   ACLNN_PHASE2(op)
 
-#define UNARY_BOTH(name, real, expression)          \
-  UNARY(aclnn##name, real, expression)              \
+#define UNARY_BOTH(name, real, expression) \
+  UNARY(aclnn##name, real, expression)     \
   UNARY_INPLACE(aclnnInplace##name, real, expression)
 
 UNARY_BOTH(Neg, false, -a)
@@ -69,9 +67,10 @@ UNARY(aclnnGelu, true, 0.5 * a * (1.0 + std::erf(a / std::sqrt(2.0))))
 UNARY_BOTH(LogicalNot, false, static_cast<int64_t>(a == 0))
 
 // A boolean is negated, not complemented.
-CANN_SIM_EXPORT int aclnnBitwiseNotGetWorkspaceSize(
-    const aclTensor* self, aclTensor* out, uint64_t* workspace_bytes,
-    aclOpExecutor** executor) {
+CANN_SIM_EXPORT int aclnnBitwiseNotGetWorkspaceSize(const aclTensor* self,
+                                                    aclTensor* out,
+                                                    uint64_t* workspace_bytes,
+                                                    aclOpExecutor** executor) {
   ACLNN_PHASE1(aclnnBitwiseNot);
   bool truth = self && self->info.data_type == kBool;
   return unary(&plan, self, out, false, [=](const auto& x, size_t i) {

@@ -30,8 +30,8 @@ struct Stream {
   uint64_t done = 0;      // sequence of the last finished task
   uint64_t released = 0;  // lazy mode: tasks up to here may run
   bool stop = false;
-  bool working = false;   // has its thread, which the first task starts
-  Clock clock;            // what a task queued now is ordered after
+  bool working = false;  // has its thread, which the first task starts
+  Clock clock;           // what a task queued now is ordered after
   Graph* graph = nullptr;
 };
 
@@ -115,9 +115,9 @@ void work(Stream* s) {
   thread_device = s->device;
   while (true) {
     sched.changed.wait(lock, [&] {
-      bool may_run = !s->queue.empty() &&
-                     (!settings().lazy ||
-                      s->queue.front().sequence <= s->released);
+      bool may_run =
+          !s->queue.empty() &&
+          (!settings().lazy || s->queue.front().sequence <= s->released);
       return may_run || (s->stop && s->queue.empty());
     });
     if (s->queue.empty()) return;

@@ -24,7 +24,7 @@ struct Stream;
 // Who runs: passed to every task and to every memory access.
 struct Run {
   std::string op;
-  int device = -1;      // -1: the host, which may touch every device
+  int device = -1;  // -1: the host, which may touch every device
   int stream_number = 0;
   uint64_t sequence = 0;
   std::shared_ptr<const Clock> clock;
