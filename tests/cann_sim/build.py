@@ -109,6 +109,7 @@ def environment(
     hide: Iterable[str] = (),
     lazy: bool = False,
     devices: int = 2,
+    pta: bool = True,
     trace: str | os.PathLike[str] | None = None,
     report: str | os.PathLike[str] | None = None,
     base: Mapping[str, str] | None = None,
@@ -120,9 +121,11 @@ def environment(
         version: CANN edition, one of `VERSIONS`.
         soc: key of `SOCS`, or a SoC name as aclrtGetSocName gives it.
         atb: whether libatb.so is found.
-        hide: symbols that this CANN lacks.
+        hide: symbols that this CANN lacks; default those of CANN_SIM_HIDE,
+            separated by commas.
         lazy: run queued work only at a synchronisation.
         devices: how many NPUs there are.
+        pta: whether CanUsePTACache says yes.
         trace: file for the call trace as JSON lines.
         report: file for all violations and counters, written at exit.
         base: variables to start from; default those of this process.
@@ -133,9 +136,10 @@ def environment(
     """
     if version not in VERSIONS:
         raise ValueError(f"cann_sim: version must be one of {VERSIONS}, got {version}")
+    env = dict(os.environ if base is None else base)
+    hide = list(hide) or env.get("CANN_SIM_HIDE", "").replace(",", " ").split()
     root = build(out_dir, hide=hide)
     home = _tree(root, version)
-    env = dict(os.environ if base is None else base)
     for name in [n for n in env if n.startswith(("CANN_SIM_", "ATB_"))]:
         del env[name]
     paths = [str(root / "lib64")]
@@ -157,6 +161,8 @@ def environment(
     env["CANN_SIM_SOC"] = SOCS.get(soc, soc)
     env["CANN_SIM_DEVICES"] = str(devices)
     env["CANN_SIM_LAZY"] = "1" if lazy else "0"
+    if not pta:
+        env["CANN_SIM_NO_PTA"] = "1"
     if trace is not None:
         env["CANN_SIM_TRACE"] = str(trace)
     if report is not None:

@@ -35,6 +35,16 @@ bool device_exists(int device) {
   return device >= 0 && device < settings().devices;
 }
 
+int sync_device(const char* api) {
+  trace(format("\"api\": \"%s\"", api));
+  if (capturing_on(current_device())) {
+    violation("capture", api, "synchronising a device under capture");
+    return kRtStreamContext;
+  }
+  synchronize_device(current_device());
+  return kOk;
+}
+
 // Field `index` of a dotted version, "" when there is none.
 std::string part(const std::string& version, int index) {
   size_t begin = 0;
@@ -138,16 +148,12 @@ CANN_SIM_EXPORT int aclrtGetPrimaryCtxState(int32_t device, uint32_t* flags,
 
 CANN_SIM_EXPORT int aclrtSynchronizeDevice() {
   CANN_SIM_ENTER(aclrtSynchronizeDevice);
-  trace("\"api\": \"aclrtSynchronizeDevice\"");
-  synchronize_device(current_device());
-  return kOk;
+  return sync_device("aclrtSynchronizeDevice");
 }
 
 CANN_SIM_EXPORT int aclrtSynchronizeDeviceWithTimeout(int32_t) {
   CANN_SIM_ENTER(aclrtSynchronizeDeviceWithTimeout);
-  trace("\"api\": \"aclrtSynchronizeDeviceWithTimeout\"");
-  synchronize_device(current_device());
-  return kOk;
+  return sync_device("aclrtSynchronizeDeviceWithTimeout");
 }
 
 CANN_SIM_EXPORT int aclGetDeviceCapability(uint32_t, int info, int64_t* value) {

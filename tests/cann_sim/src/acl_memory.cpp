@@ -177,6 +177,9 @@ CANN_SIM_EXPORT int aclrtMemcpy(void* to, size_t room, const void* from,
   CANN_SIM_ENTER(aclrtMemcpy);
   count("sync");
   trace_copy("aclrtMemcpy", to, from, bytes, kind, nullptr);
+  if (capturing_on(current_device())) {
+    violation("capture", "aclrtMemcpy", "a blocking copy under capture");
+  }
   int code = checked_copy(to, room, from, bytes, kind, "aclrtMemcpy");
   if (!code) copy_now(to, from, bytes, host_run("aclrtMemcpy"));
   return code;

@@ -97,12 +97,12 @@ aclOpExecutor* ticket(std::shared_ptr<CacheEntry> entry,
   *workspace_bytes = executor->workspace_bytes;
   handle_created("aclOpExecutor", executor, caller);
   if (tracing()) {
-    std::string fields = "\"api\": \"pta_hit\", \"op\": \"" + executor->op +
-                         "\", \"tensors\": [";
-    for (size_t i = 0; i < executor->tensors.size(); ++i) {
-      fields += (i ? ", " : "") + tensor_json(executor->tensors[i], true);
+    std::string fields =
+        "\"api\": \"pta_hit\", \"op\": \"" + executor->op + "\"";
+    for (const TensorInfo& t : executor->tensors) {
+      fields += ", " + quoted(t.name) + ": " + tensor_json(t, true);
     }
-    trace(fields + "]");
+    trace(fields);
   }
   return executor;
 }

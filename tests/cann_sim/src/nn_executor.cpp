@@ -39,6 +39,7 @@ int Plan::tensor(const char* name, const aclTensor* tensor) {
   signature_ += field + tensor_json(tensor->info, false);
   trace_ += field + tensor_json(tensor->info, true);
   tensors_.push_back(tensor->info);
+  tensors_.back().name = name;
   handles_.push_back(tensor);
   return static_cast<int>(tensors_.size()) - 1;
 }

@@ -18,6 +18,7 @@ struct TensorInfo {
   int format = 0;
   std::vector<int64_t> storage_dims;
   void* data = nullptr;
+  std::string name;  // of the argument, once in an executor
 
   int64_t rank() const { return static_cast<int64_t>(dims.size()); }
   int64_t numel() const;

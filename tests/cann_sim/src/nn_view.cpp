@@ -267,8 +267,8 @@ Region::Region(const Call& call, int index, Access access, std::string name,
 
 void Region::flush() {
   if (pending_end_ > pending_begin_) {
-    note_access(first_ + pending_begin_, pending_end_ - pending_begin_,
-                access_, call_.run);
+    note_access(first_ + pending_begin_, pending_end_ - pending_begin_, access_,
+                call_.run);
   }
   pending_begin_ = pending_end_ = 0;
 }

@@ -261,6 +261,12 @@ void scatter_compressed(const ScatterPlan& p, const Call& call, bool is_key) {
       int64_t slot = 0;
       if (!windows.get(i, &window) || !slots.get(i, &slot)) return;
       int64_t row = static_cast<uint32_t>(slot);
+      if (window < 0 || window > length) {
+        violation("undefined", call.run.op,
+                  format("compress_lens %lld of a sequence of %lld",
+                         static_cast<long long>(window),
+                         static_cast<long long>(length)));
+      }
       if (p.mode == ScatterMode::kAlibi) {
         int64_t first = before + length - window;
         for (int64_t j = 0; j < window && !side.failed(); ++j) {
@@ -272,6 +278,13 @@ void scatter_compressed(const ScatterPlan& p, const Call& call, bool is_key) {
       if (!starts->get(i, &start)) return;
       if (start == -1 || window == 0) start = length;
       if (start == length) window = 0;
+      if (start < 0 || start + window > length) {
+        violation("undefined", call.run.op,
+                  format("window [%lld, +%lld) of a sequence of %lld",
+                         static_cast<long long>(start),
+                         static_cast<long long>(window),
+                         static_cast<long long>(length)));
+      }
       for (int64_t j = 0; j < start && !side.failed(); ++j) {
         side.copy(before + j, h, row + j);
       }
@@ -293,10 +306,12 @@ void scatter_compressed(const ScatterPlan& p, const Call& call, bool is_key) {
 void run_dense(const ScatterPlan& p, const Call& call) {
   if (p.compressed()) {
     int64_t head_size = call.tensors[p.t.key].dims[2];
-    if (head_size % 32) {
+    int64_t head_bytes = head_size * call.tensors[p.t.key].itemsize();
+    // Lines of 32 bytes are moved; the mean works on 32 elements at a time.
+    if (head_bytes % kLine ||
+        (p.mode == ScatterMode::kRope && head_size % 32)) {
       violation("undefined", call.run.op,
-                format("head size %lld is no multiple of 32 in a compressed "
-                       "mode: the tail is lost",
+                format("head size %lld in a compressed mode: the tail is lost",
                        static_cast<long long>(head_size)));
     }
     if (call.tensors[p.t.value].dims[2] != head_size) {

@@ -386,6 +386,15 @@ Graph* capturing(Stream* s) {
   return s->graph;
 }
 
+bool capturing_on(int device) {
+  Scheduler& sched = scheduler();
+  std::lock_guard<std::mutex> lock(sched.mutex);
+  for (Stream* s : sched.streams) {
+    if (s->device == device && s->graph) return true;
+  }
+  return false;
+}
+
 void launch_graph(Graph* graph, Stream* s) {
   std::lock_guard<std::mutex> lock(scheduler().mutex);
   for (const Graph::Node& node : graph->nodes) push(s, node.op, node.task);

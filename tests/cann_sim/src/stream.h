@@ -79,6 +79,8 @@ struct Graph;
 bool begin_capture(Stream* stream);
 Graph* end_capture(Stream* stream);
 Graph* capturing(Stream* stream);
+// Whether any stream of the device is under capture.
+bool capturing_on(int device);
 void launch_graph(Graph* graph, Stream* stream);
 void destroy_graph(Graph* graph);
 
