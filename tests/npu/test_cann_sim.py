@@ -32,7 +32,7 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {}
 
 
 def case(**options: Any) -> Callable[[Case], Case]:
-    """Register a case; options go to `build.environment`."""
+    """Register a case; `variables` are set, other options go to `build.environment`."""
 
     def register(function: Case) -> Case:
         CASES[function.__name__] = (function, options)
@@ -51,7 +51,10 @@ def expect(*kinds: str) -> None:
 def run(name: str, tmp_path: Path) -> None:
     """Run a case in a process of its own."""
     report = tmp_path / "report.json"
-    env = build.environment(report=report, **CASES[name][1])
+    options = dict(CASES[name][1])
+    variables = options.pop("variables", {})
+    env = build.environment(report=report, **options)
+    env.update(variables)
     env["CANN_SIM_EXIT_CODE"] = str(FAILED_BY_VIOLATION)
     env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     done = subprocess.run(
@@ -857,6 +860,68 @@ def frees() -> None:
     device.close()
 
 
+@case()
+def waiting_under_capture() -> None:
+    """A synchronisation and a blocking copy while a stream is captured."""
+    s = Scatter()
+    acl, stream = s.device.acl, ctypes.c_void_p(s.device.stream)
+    assert acl.aclmdlRICaptureBegin(stream, 0) == 0
+    assert s.device.scatter(*s.tensors()) == 0
+    assert acl.aclrtSynchronizeStream(stream) != 0
+    expect("capture")
+    assert acl.aclrtSynchronizeDevice() != 0
+    expect("capture")
+    graph = ctypes.c_void_p()
+    assert acl.aclmdlRICaptureEnd(stream, ctypes.byref(graph)) == 0
+    assert s.device.read(s.key_cache) == bytes(12 * s.row)
+    assert acl.aclmdlRIExecuteAsync(graph, stream) == 0
+    s.check()
+    assert acl.aclmdlRIDestroy(graph) == 0
+    s.device.close()
+
+
+@case()
+def windows_beyond_their_sequence() -> None:
+    """compress_lens longer than the sequence reads another's tokens."""
+    d = raw.Device()
+    key = d.zeros([4, 1, 32], raw.FLOAT16)
+    caches = [d.zeros([4, 2, 1, 32], raw.FLOAT16) for _ in range(2)]
+    code = d.scatter(
+        key,
+        key,
+        *caches,
+        d.int32([0, 2]),
+        compress_lens=d.int32([1, 3]),
+        seq_lens=d.int32([2, 2]),
+        scatter_mode="Alibi",
+    )
+    assert code == 0
+    d.sync()
+    expect("undefined")
+    d.close()
+
+
+@case()
+def null_pointers_that_are_followed() -> None:
+    """A missing offset tensor is noticed by nobody but the kernel."""
+    d = raw.Device()
+    key = d.zeros([4, 1, 32], raw.FLOAT16)
+    caches = [d.zeros([4, 2, 1, 32], raw.FLOAT16) for _ in range(2)]
+    code = d.scatter(
+        key,
+        key,
+        *caches,
+        d.int32([0]),
+        compress_lens=d.int32([1]),
+        seq_lens=d.int32([4]),
+        scatter_mode="Rope",
+    )
+    assert code == 0
+    d.sync()
+    expect("null_dereference")
+    d.close()
+
+
 # ---- the executor cache ----------------------------------------------------------
 
 
@@ -1052,6 +1117,87 @@ def torch_npu_operators() -> None:
 def torch_npu_operators_lazily() -> None:
     """The same with work that runs only at a synchronisation."""
     _torch_operators()
+
+
+@case(variables={"TASK_QUEUE_ENABLE": "2"})
+def torch_npu_operators_with_both_phases_queued() -> None:
+    """TASK_QUEUE_ENABLE=2: the cache goes by bytes instead of a hash."""
+    _torch_operators()
+    assert control.counters()["PTAFindExecCache"] > 0
+
+
+@case(variables={"TASK_QUEUE_ENABLE": "0"})
+def torch_npu_operators_without_a_queue() -> None:
+    """TASK_QUEUE_ENABLE=0: everything on the calling thread."""
+    _torch_operators()
+
+
+@case(pta=False)
+def torch_npu_operators_without_the_executor_cache() -> None:
+    """CanUsePTACache says no: one phase one per call."""
+    _torch_operators()
+    counters = control.counters()
+    assert "pta_hit" not in counters
+    assert counters["aclnnScatterPaKvCacheGetWorkspaceSize"] == 4
+
+
+def _torch_scatter() -> tuple[Any, Any, Any]:
+    torch, torch_npu = _torch()
+    key = torch.ones(2, 1, 16).half().npu()
+    cache = torch.zeros(4, 4, 1, 16).half().npu()
+    slots = torch.tensor([3, 7], dtype=torch.int32).npu()
+
+    def call() -> None:
+        torch_npu.npu_scatter_pa_kv_cache(key, key, cache, cache.clone(), slots, cache_mode="Norm")
+
+    return torch, cache, call
+
+
+@case()
+def torch_npu_graph() -> None:
+    """A captured scatter runs at every replay, on what is there then."""
+    torch, cache, call = _torch_scatter()
+    call()
+    torch.npu.synchronize()
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        call()
+    for _ in range(2):
+        cache.zero_()
+        graph.replay()
+        torch.npu.synchronize()
+        assert cache.cpu().sum().item() == 32
+    del graph
+
+
+@case()
+def torch_npu_streams() -> None:
+    """Side streams that wait are fine, one that does not wait is a race."""
+    torch, cache, call = _torch_scatter()
+    side = torch.npu.Stream()
+    with torch.npu.stream(side):
+        side.wait_stream(torch.npu.default_stream())
+        call()
+    torch.npu.default_stream().wait_stream(side)
+    call()
+    torch.npu.synchronize()
+    assert control.violations() == []
+    with torch.npu.stream(side):
+        call()
+    cache.add_(1)
+    torch.npu.synchronize()
+    expect("race")
+
+
+@case()
+def torch_npu_second_device() -> None:
+    """Tensors on npu:1, and copies between the devices."""
+    torch, _ = _torch()
+    x = torch.arange(8.0)
+    one = x.to("npu:1")
+    assert torch.equal((one + 1).cpu(), x + 1)
+    assert torch.equal(one.to("npu:0").cpu(), x)
+    assert torch.npu.device_count() == 2
 
 
 @case(atb=False)

@@ -214,6 +214,26 @@ REDUCE_DIMS(aclnnAny, kAny)
 REDUCE_INDEX(aclnnArgMax, kArgMax)
 REDUCE_INDEX(aclnnArgMin, kArgMin)
 
+// (self, dims, correction, keepdim, out)
+CANN_SIM_EXPORT int aclnnVarCorrectionGetWorkspaceSize(
+    const aclTensor* self, const aclIntArray* dims, int64_t correction,
+    bool keep, aclTensor* out, uint64_t* workspace_bytes,
+    aclOpExecutor** executor) {
+  ACLNN_PHASE1(aclnnVarCorrection);
+  plan.ints("dims", dims);
+  plan.number("correction", static_cast<double>(correction));
+  plan.number("keep", keep);
+  return plan_reduce(&plan, self, axes_of(dims), out, true,
+                     [=](const auto& line) {
+                       double mean = kMean(line);
+                       double sum = 0;
+                       for (auto v : line) sum += (v - mean) * (v - mean);
+                       return sum / (static_cast<double>(line.size()) -
+                                     static_cast<double>(correction));
+                     });
+}
+ACLNN_PHASE2(aclnnVarCorrection)
+
 CANN_SIM_EXPORT int aclnnProdGetWorkspaceSize(const aclTensor* self, int type,
                                               aclTensor* out,
                                               uint64_t* workspace_bytes,
