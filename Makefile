@@ -34,7 +34,7 @@ demo: build
 test: test-cpu test-npu
 
 test-cpu: build
-	$(PY) -m pytest $(TEST_ARGS)
+	$(PY) -m pytest --ignore tests/npu $(TEST_ARGS)
 
 # From tests/npu, so that the installed package is imported and not the source tree.
 test-npu: build-npu
