@@ -135,71 +135,96 @@ CANN_SIM_EXPORT int aclnnGatherGetWorkspaceSize(
 }
 ACLNN_PHASE2(aclnnGather)
 
-// ---- advanced indexing
-// --------------------------------------------------------
+// ---- advanced indexing ------------------------------------------------------
 
 namespace {
 
-// Index tensors for the leading axes of a tensor; a null or boolean entry is
-// not handled here (torch_npu expands masks before the call).
+// Index tensors per axis of self; -1 takes the axis whole. Results have the
+// broadcast shape of the indices in the place of the indexed axes when those
+// are neighbours, else in front, and then the other axes.
 struct Advanced {
   int self = -1;
-  std::vector<int> indices;  // tensor numbers per axis, -1 for a full axis
+  std::vector<int> indices;
+  std::vector<int64_t> shape;
+  int64_t place = 0;  // where `shape` stands in the result
 };
 
-// Visits (self sub-view, position in the broadcast index shape).
-template <typename Visit>
-bool visit_indexed(const Call& call, const View& self, const Advanced& p,
-                   const std::vector<int64_t>& shape, Visit visit) {
-  std::vector<std::vector<int64_t>> columns(p.indices.size());
-  for (size_t axis = 0; axis < p.indices.size(); ++axis) {
-    if (p.indices[axis] < 0) return false;
-    View v = open_view(call, p.indices[axis], Access::kRead, "index");
-    View wide;
-    if (!v.ok || !expand(v, shape, &wide)) return false;
-    columns[axis] = read_integers(wide);
+std::vector<int64_t> result_dims(const TensorInfo& self, const Advanced& p) {
+  std::vector<int64_t> dims;
+  for (int64_t axis = 0; axis < self.rank(); ++axis) {
+    bool indexed =
+        axis < static_cast<int64_t>(p.indices.size()) && p.indices[axis] >= 0;
+    if (!indexed) dims.push_back(self.dims[axis]);
   }
-  int64_t count = product(shape);
-  for (int64_t n = 0; n < count; ++n) {
-    View part = self;
-    for (size_t axis = 0; axis < columns.size(); ++axis) {
-      int64_t place = checked(call, columns[axis][n], self.info.dims[axis]);
-      if (place < 0) return false;
-      part = select(part, 0, place);
-    }
-    visit(part, n);
-  }
-  return true;
+  dims.insert(dims.begin() + p.place, p.shape.begin(), p.shape.end());
+  return dims;
 }
 
-int take_indices(Plan* plan, const aclTensorList* indices, Advanced* p,
-                 std::vector<int64_t>* shape) {
-  for (size_t i = 0; i < indices->items.size(); ++i) {
-    const aclTensor* t = indices->items[i];
-    int number =
-        t ? plan->tensor(("index" + std::to_string(i)).c_str(), t) : -1;
-    if (number >= 0 && plan->info(number).rank() == 1 &&
-        plan->info(number).dims[0] == 0 && shape->empty()) {
-      number = -1;  // placeholder for a full axis
+// Visits (sub-view of self, sub-view of the result) for every index.
+template <typename Visit>
+void visit_indexed(const Call& call, const View& self, const View& result,
+                   const Advanced& p, Visit visit) {
+  std::vector<std::vector<int64_t>> columns(p.indices.size());
+  for (size_t axis = 0; axis < p.indices.size(); ++axis) {
+    if (p.indices[axis] < 0) continue;
+    View v = open_view(call, p.indices[axis], Access::kRead, "index");
+    View wide;
+    if (!v.ok || !expand(v, p.shape, &wide)) return;
+    columns[axis] = read_integers(wide);
+  }
+  int64_t count = product(p.shape);
+  for (int64_t n = 0; n < count; ++n) {
+    View part = self;
+    for (size_t axis = columns.size(); axis-- > 0;) {
+      if (columns[axis].empty()) continue;
+      int64_t at = checked(call, columns[axis][n], self.info.dims[axis]);
+      if (at < 0) return;
+      part = select(part, static_cast<int64_t>(axis), at);
     }
-    p->indices.push_back(number);
+    View target = result;
+    int64_t rest = n;
+    for (size_t axis = p.shape.size(); axis-- > 0;) {
+      target = select(target, p.place + static_cast<int64_t>(axis),
+                      rest % p.shape[axis]);
+      rest /= p.shape[axis];
+    }
+    visit(part, target);
+  }
+}
+
+int take_indices(Plan* plan, const aclTensorList* list, Advanced* p) {
+  bool some = false;
+  for (size_t i = 0; i < list->items.size(); ++i) {
+    const aclTensor* t = list->items[i];
+    std::string name = "index" + std::to_string(i);
+    p->indices.push_back(t ? plan->tensor(name.c_str(), t) : -1);
+    int number = p->indices.back();
+    some = some || (number >= 0 && plan->info(number).numel() > 0);
+  }
+  int64_t first = -1;
+  int64_t last = -1;
+  int64_t axes = 0;
+  for (size_t i = 0; i < p->indices.size(); ++i) {
+    int& number = p->indices[i];
+    // An empty tensor among others stands for a whole axis.
+    if (number >= 0 && some && plan->info(number).numel() == 0) number = -1;
     if (number < 0) continue;
+    if (plan->info(number).data_type == kBool) {
+      return plan->refuse(kAclnnInvalid, "cann_sim: no boolean indices");
+    }
+    if (first < 0) first = static_cast<int64_t>(i);
+    last = static_cast<int64_t>(i);
+    ++axes;
     const std::vector<int64_t>& dims = plan->info(number).dims;
-    if (dims.size() > shape->size()) {
-      shape->insert(shape->begin(), dims.size() - shape->size(), 1);
+    if (dims.size() > p->shape.size()) {
+      p->shape.insert(p->shape.begin(), dims.size() - p->shape.size(), 1);
     }
-    size_t skip = shape->size() - dims.size();
+    size_t skip = p->shape.size() - dims.size();
     for (size_t d = 0; d < dims.size(); ++d) {
-      if (dims[d] != 1) (*shape)[skip + d] = dims[d];
+      if (dims[d] != 1) p->shape[skip + d] = dims[d];
     }
   }
-  while (!p->indices.empty() && p->indices.back() < 0) p->indices.pop_back();
-  for (int number : p->indices) {
-    if (number < 0 || plan->info(number).data_type == kBool) {
-      return plan->refuse(kAclnnInvalid,
-                          "cann_sim: only integer indices of leading axes");
-    }
-  }
+  if (first >= 0 && last - first + 1 == axes) p->place = first;
   return kOk;
 }
 
@@ -212,26 +237,16 @@ CANN_SIM_EXPORT int aclnnIndexGetWorkspaceSize(const aclTensor* self,
                                                aclOpExecutor** executor) {
   ACLNN_PHASE1(aclnnIndex);
   Advanced p;
-  std::vector<int64_t> shape;
   p.self = plan.tensor("self", self);
   if (p.self < 0 || !indices) return plan.refuse(kAclnnNullptr, "null");
-  if (int code = take_indices(&plan, indices, &p, &shape)) return code;
+  if (int code = take_indices(&plan, indices, &p)) return code;
   int to = plan.tensor("out", out);
   if (to < 0) return plan.refuse(kAclnnNullptr, "out is null");
   return plan.accept([=](const Call& call) {
     View x = open_view(call, p.self, Access::kRead, "self");
     View y = open_view(call, to, Access::kWrite, "out");
     if (!x.ok || !y.ok || y.info.numel() == 0) return;
-    // The output as [broadcast index shape..., rest...].
-    visit_indexed(call, x, p, shape, [&](const View& part, int64_t n) {
-      View target = y;
-      int64_t rest = n;
-      std::vector<int64_t> position(shape.size());
-      for (size_t a = shape.size(); a-- > 0;) {
-        position[a] = rest % shape[a];
-        rest /= shape[a];
-      }
-      for (int64_t place : position) target = select(target, 0, place);
+    visit_indexed(call, x, y, p, [](const View& part, const View& target) {
       copy_view(target, part);
     });
   });
@@ -244,31 +259,18 @@ CANN_SIM_EXPORT int aclnnIndexPutImplGetWorkspaceSize(
     aclOpExecutor** executor) {
   ACLNN_PHASE1(aclnnIndexPutImpl);
   Advanced p;
-  std::vector<int64_t> shape;
   p.self = plan.tensor("self", self);
   if (p.self < 0 || !indices) return plan.refuse(kAclnnNullptr, "null");
-  if (int code = take_indices(&plan, indices, &p, &shape)) return code;
+  if (int code = take_indices(&plan, indices, &p)) return code;
   int from = plan.tensor("values", values);
   plan.number("accumulate", accumulate);
   if (from < 0) return plan.refuse(kAclnnNullptr, "values is null");
   return plan.accept([=](const Call& call) {
     View x = open_view(call, p.self, Access::kWrite, "self");
     View v = open_view(call, from, Access::kRead, "values");
-    if (!x.ok || !v.ok) return;
-    std::vector<int64_t> dims = shape;
-    dims.insert(dims.end(), x.info.dims.begin() + p.indices.size(),
-                x.info.dims.end());
     View wide;
-    if (!expand(v, dims, &wide)) return;
-    visit_indexed(call, x, p, shape, [&](const View& part, int64_t n) {
-      View source = wide;
-      int64_t rest = n;
-      std::vector<int64_t> position(shape.size());
-      for (size_t a = shape.size(); a-- > 0;) {
-        position[a] = rest % shape[a];
-        rest /= shape[a];
-      }
-      for (int64_t place : position) source = select(source, 0, place);
+    if (!x.ok || !v.ok || !expand(v, result_dims(x.info, p), &wide)) return;
+    visit_indexed(call, x, wide, p, [&](const View& part, const View& source) {
       if (!accumulate) {
         copy_view(part, source);
         return;
