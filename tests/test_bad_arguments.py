@@ -235,6 +235,7 @@ def test_values_are_looked_at_last(backend: str) -> None:
         refuse(first, executor(backend, first.op), spoiled, "cpu")
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CS[RC] tensor support is in beta")
 def test_sparse_tensors_of_other_layouts() -> None:
     caches = BASES["load"][1](Build("cpu"))
     for layout in ("csr", "csc"):
