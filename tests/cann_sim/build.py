@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import os
 import subprocess
@@ -44,9 +45,12 @@ def build(
     Returns:
         The folder that holds ``lib64``.
     """
-    out = Path(out_dir).resolve()
+    return _build(Path(out_dir).resolve(), tuple(sorted(hide)), jobs)
+
+
+@functools.cache  # once per process: the sources do not change under a test
+def _build(out: Path, hide: tuple[str, ...], jobs: int) -> Path:
     out.mkdir(parents=True, exist_ok=True)
-    hide = sorted(hide)
     root = _root(out, hide)
     with open(out / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

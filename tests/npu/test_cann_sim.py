@@ -24,7 +24,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from cann_sim import build, control, raw  # noqa: E402
 
-DATA = HERE.parent / "data"
+DATA = HERE.parents[1] / "pacache_torch/verify/data"
 FAILED_BY_VIOLATION = 86
 
 Case = Callable[[], None]
@@ -362,6 +362,37 @@ def codes_900() -> None:
 def codes_910() -> None:
     """Hand-written layer: everything inside surfaces as 561103."""
     _codes(561103, 561103)
+
+
+def _newer_layouts() -> tuple[int, int]:
+    """Codes of a 5-D NZ cache and of NHSD."""
+    d = raw.Device()
+    key = d.zeros([2, 2, 32], raw.FLOAT16)
+    nz = d.zeros([1, 2, 2, 4, 16], raw.FLOAT16)
+    nhsd = d.zeros([1, 2, 4, 32], raw.FLOAT16)
+    slots = d.int32([0, 3])
+    first = d.scatter(key, key, nz, nz, slots, cache_mode="PA_NZ")
+    second = d.scatter(key, key, nhsd, nhsd, slots, scatter_mode="NHSD")
+    d.close()
+    return first, second
+
+
+@case(version="8.5.0")
+def layouts_850() -> None:
+    """No 5-D NZ; NHSD is an unknown mode string, hence Norm."""
+    assert _newer_layouts() == (561002, 0)
+
+
+@case(version="9.0.0")
+def layouts_900() -> None:
+    """5-D NZ, no NHSD."""
+    assert _newer_layouts() == (0, 561002)
+
+
+@case(version="9.1.0")
+def layouts_910() -> None:
+    """Both."""
+    assert _newer_layouts() == (0, 0)
 
 
 @case(soc="310P", atb=True)
@@ -1007,6 +1038,26 @@ def failures_on_demand() -> None:
     assert s.device.scatter(*s.tensors()) == 0
     assert control.live_objects("aclOpExecutor") == []
     s.device.close()
+
+
+@case()
+def failures_leave_what_the_library_owns() -> None:
+    """A failing destroy destroys; a failing ATB Setup leaves its operation."""
+    device = raw.Device(atb=True)
+    tensor = device.zeros([4], raw.INT8)
+    control.fail_next("aclDestroyTensor", 561000)
+    assert device.nn.aclDestroyTensor(tensor.handle) == 561000
+    device.tensors.remove(tensor)
+    assert control.live_objects("aclTensor") == []
+    context = device.atb_context()
+    control.fail_next("AtbPagedCacheLoadGetWorkspaceSize", 26)
+    status, _, operation = device.load_setup([None] * 7, 1, False, True, context)
+    assert status == 26 and operation
+    control.fail_next("atb::Context::SetExecuteStream", 3)
+    assert device.set_atb_stream(context, device.stream) == 3
+    assert device.destroy_atb_operation(operation) == 0
+    assert device.destroy_atb_context(context) == 0
+    device.close()
 
 
 @case()

@@ -190,7 +190,6 @@ CANN_SIM_EXPORT int AtbPagedCacheLoadGetWorkspaceSize(
     write_trace(p, true, cfg, cumulative, has_starts, reused, code, caller);
     return code;
   };
-  if (injected) return finish(injected);
   const aclTensor* all[] = {key_cache, value_cache, tables, lengths,
                             key,       value,       starts};
   for (int i = 0; i < 7; ++i) {
@@ -212,6 +211,8 @@ CANN_SIM_EXPORT int AtbPagedCacheLoadGetWorkspaceSize(
     *op = made;
     handle_created(kOperationKind, *op, caller);
   }
+  // A failing Setup leaves the new operation in *op, as in ATB.
+  if (injected) return finish(injected);
   for (const TensorInfo& t : p.t) {
     if (t.rank() > kMaxRank) return finish(kAtbInvalidTensorDim);
   }

@@ -76,19 +76,19 @@ Status CreateContext(Context** out) {
 }
 
 Status DestroyContext(Context* context) {
-  if (int code = enter("atb::DestroyContext")) return code;
+  int injected = enter("atb::DestroyContext");
   if (!context) return kAtbInvalidParam;
   bool fine = handle_retired(kContextKind, context, "atb::DestroyContext",
                              [context] { delete context; });
-  return fine ? kAtbOk : kAtbInvalidParam;
+  return fine ? injected : kAtbInvalidParam;
 }
 
 Status DestroyOperation(Operation* operation) {
-  if (int code = enter("atb::DestroyOperation")) return code;
+  int injected = enter("atb::DestroyOperation");
   if (!operation) return kAtbInvalidOperationAddr;
   bool fine = handle_retired(kOperationKind, operation, "atb::DestroyOperation",
                              [operation] { delete operation; });
-  return fine ? kAtbOk : kAtbInvalidOperationAddr;
+  return fine ? injected : kAtbInvalidOperationAddr;
 }
 
 // ---- named by libop_plugin_atb.so, refused here -----------------------------

@@ -218,11 +218,11 @@ CANN_SIM_EXPORT int aclSetAclOpExecutorRepeatable(aclOpExecutor* executor) {
 }
 
 CANN_SIM_EXPORT int aclDestroyAclOpExecutor(aclOpExecutor* executor) {
-  CANN_SIM_ENTER(aclDestroyAclOpExecutor);
+  int injected = enter("aclDestroyAclOpExecutor");
   bool fine =
       handle_retired("aclOpExecutor", executor, "aclDestroyAclOpExecutor",
                      [executor] { delete executor; });
-  return fine ? kOk : kAclnnInvalid;
+  return fine ? injected : kAclnnInvalid;
 }
 
 namespace {
