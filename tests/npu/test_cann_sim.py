@@ -1240,6 +1240,31 @@ def torch_npu_streams() -> None:
     expect("race")
 
 
+@case(lazy=True)
+def torch_npu_memory_reused_too_early() -> None:
+    """A block that goes back to the allocator while a side stream reads it."""
+    torch, _ = _torch()
+    side, main = torch.npu.Stream(), torch.npu.default_stream()
+
+    def step(keep: bool) -> None:
+        x = torch.ones(1000, device="npu")
+        side.wait_stream(main)
+        with torch.npu.stream(side):
+            x * 2
+            if keep:
+                x.record_stream(side)
+        del x
+        torch.zeros(1000, device="npu")
+
+    for keep in (True, False):
+        for _ in range(10):
+            step(keep)
+        torch.npu.synchronize()
+        if keep:
+            assert control.violations() == []
+    expect("race")
+
+
 @case()
 def torch_npu_second_device() -> None:
     """Tensors on npu:1, and copies between the devices."""
