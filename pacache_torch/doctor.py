@@ -7,6 +7,7 @@ doctor is for machines on which something is broken.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import dataclasses
 import importlib.metadata
 import importlib.util
@@ -248,12 +249,49 @@ def _torch_npu() -> dict[str, Any]:
     if "torch_npu" in sys.modules and hasattr(torch, "npu"):
         facts["imported"] = "yes"
         facts |= _collect(lambda: {"devices": torch.get_device_module("npu").device_count()})
+        facts |= _collect(_npu_library)
     elif facts["installed"] is None:
         facts["imported"] = "no: not installed"
     else:
         # Importing it without CANN fails, and can take the process with it.
         facts["imported"] = "no: torch did not load it (TORCH_DEVICE_BACKEND_AUTOLOAD, CANN)"
     return facts
+
+
+def _npu_library() -> dict[str, Any]:
+    """Return what the NPU kernels found: versions, the real files of CANN's libraries, who loads the cache."""
+    simulated = simulated_cann()
+    facts: dict[str, Any] = {"simulated": f"yes, CANN {simulated}: this is no NPU" if simulated else False}
+    if not _library.status()[1].loaded:
+        return facts
+    found = _library.npu_module().found()
+    return facts | {
+        "soc": f"{found['soc']} ({found['product']})",
+        "cann_version": found["cann"],
+        "atb_version": found["atb"],
+        "load_backend": {"atb": "AtbPagedCacheLoad", "aclnn": "aclnnGatherPaKvCache"}[found["load_backend"]],
+        "op_api_libraries": _files(found["op_api"]),
+        "atb_libraries": _files(found["atb_libraries"]),
+    }
+
+
+def _files(libraries: Sequence[tuple[str, str]]) -> list[str]:
+    return [f"{name} ({path or 'not found'})" for name, path in libraries]
+
+
+def simulated_cann() -> str | None:
+    """Return the version that the simulated CANN of this project's tests claims to be, or None on a real one.
+
+    The simulator says so itself: its libascendcl exports functions that CANN does not have.
+    """
+    try:
+        # Only if it is loaded already.
+        library = ctypes.CDLL(_CANN_LIBRARY, mode=os.RTLD_LAZY | getattr(os, "RTLD_NOLOAD", 0))
+        version = library.cann_sim_version
+    except (OSError, AttributeError):
+        return None
+    version.restype = ctypes.c_char_p
+    return str(version().decode())
 
 
 def _installed_version(name: str) -> str | None:

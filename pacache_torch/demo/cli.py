@@ -21,7 +21,7 @@ from pacache_torch.demo import report as reporting
 from pacache_torch.demo.block_allocator import BlockAllocator
 from pacache_torch.demo.check import CheckedCache, compare_tokens
 from pacache_torch.demo.dense_cache import DenseCache
-from pacache_torch.demo.device import DeviceUnavailable, choose_device
+from pacache_torch.demo.device import DeviceUnavailable, choose_device, simulated_note
 from pacache_torch.demo.model import Decoder, DecoderConfig
 from pacache_torch.demo.paged_cache import PagedCache
 from pacache_torch.demo.report import RunReport
@@ -70,6 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"weights, blocks of {config.block_size} tokens; device {device} ({reason}), "
         f"CPU threads: {arguments.threads}"
     )
+    note = simulated_note(device)
+    if note:
+        print(note)
     started = time.perf_counter()
     try:
         with _cpu_threads(arguments.threads):
@@ -102,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = sum(report.rows_checked for report in reports)
         print(
             f"\nAll {tokens} generated tokens and all {rows} loaded key and value rows equal "
-            f"the dense cache, bit for bit ({seconds:.1f} s)."
+            f"the dense cache, bit for bit ({seconds:.1f} s){', on a SIMULATED device' if note else ''}."
         )
     if arguments.json is not None:
         _write_json(arguments, config, reports, ok, seconds)
@@ -289,6 +292,7 @@ def _write_json(
         "seconds": seconds,
         "torch": str(torch.__version__),
         "device": str(config.device),
+        "simulated": simulated_note(config.device),
         "threads": arguments.threads,
         "decoder": asdict(config.decoder),
         "block_size": config.block_size,

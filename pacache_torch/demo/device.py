@@ -7,6 +7,8 @@ import importlib.util
 
 import torch
 
+from pacache_torch import doctor
+
 _OPS = ("pacache::scatter_pa_kv_cache", "pacache::paged_cache_load")
 
 
@@ -24,6 +26,17 @@ def choose_device(name: str) -> tuple[torch.device, str]:
     if name == "npu":
         raise DeviceUnavailable(f"no NPU to run on: {obstacle}")
     return torch.device("cpu"), obstacle
+
+
+def simulated_note(device: torch.device) -> str | None:
+    """Return a sentence for results of the simulated CANN, or None on a real device and on the CPU."""
+    version = doctor.simulated_cann() if device.type != "cpu" else None
+    if version is None:
+        return None
+    return (
+        f"SIMULATED: {device} is the simulated CANN {version} of this project's tests, on the CPU. "
+        "It shows that the calls are right; its times mean nothing."
+    )
 
 
 def synchronize(device: torch.device) -> None:
