@@ -23,6 +23,8 @@ import torch
 from pacache_torch import _version
 
 OPERATORS = ("scatter_pa_kv_cache", "paged_cache_load")
+# What was added last to each library: without it, the library is of another version of the package.
+_NEWEST_FUNCTION = {"_C": "set_npu_loader", "_C_npu": "release"}
 _REBUILD = "rebuild it with: pip install --no-build-isolation --force-reinstall --no-deps <where it came from>"
 
 
@@ -99,7 +101,9 @@ def _load(name: str, unmet: str | None = None) -> ExtensionStatus:
     cause = unmet or _mismatch(_built_with(), "torch", torch.__version__)
     if cause is None:
         try:
-            importlib.import_module(f"pacache_torch.{name}")
+            module = importlib.import_module(f"pacache_torch.{name}")
+            if not hasattr(module, _NEWEST_FUNCTION[name]):
+                cause = f"pacache_torch.{name} is older than the Python files beside it; {_REBUILD}"
         except (ImportError, OSError, RuntimeError) as error:
             cause = f"{type(error).__name__}: {error}"
     return ExtensionStatus(name, spec.origin, cause is None, cause)
