@@ -153,6 +153,13 @@ def test_with_a_library_that_is_not_ours(tmp_path: Path) -> None:
     assert "ImportError: dynamic module does not define module export function (PyInit__C)" in causes(tmp_path)
 
 
+def test_with_a_library_of_another_version(tmp_path: Path) -> None:
+    """An in-place build that was not repeated after an update: it loads, and lacks what the Python half expects."""
+    copy = copy_package(tmp_path, library=False)
+    (copy / "_C.py").write_text("def build_info(): return {}\n")
+    assert "pacache_torch._C is older than the Python files beside it; rebuild it with: pip" in causes(tmp_path)
+
+
 @pytest.mark.parametrize("built", ("1.2.3", "2.999.0+cu126"))
 def test_a_library_for_another_torch_is_not_opened(tmp_path: Path, built: str) -> None:
     copy = copy_package(tmp_path, library=True)
