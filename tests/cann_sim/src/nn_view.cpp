@@ -192,6 +192,15 @@ bool expand(const View& view, const std::vector<int64_t>& dims, View* out) {
   return true;
 }
 
+View axis_last(View view, int64_t axis) {
+  auto& dims = view.info.dims;
+  auto& strides = view.info.strides;
+  std::rotate(dims.begin() + axis, dims.begin() + axis + 1, dims.end());
+  std::rotate(strides.begin() + axis, strides.begin() + axis + 1,
+              strides.end());
+  return view;
+}
+
 std::vector<double> read_reals(const View& view) {
   std::vector<double> out;
   out.reserve(view.info.numel());

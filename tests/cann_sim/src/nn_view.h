@@ -56,6 +56,9 @@ void for_each_offset(const std::vector<int64_t>& dims,
 // fit.
 bool expand(const View& view, const std::vector<int64_t>& dims, View* out);
 
+// The view with axis `axis` moved to the end.
+View axis_last(View view, int64_t axis);
+
 // Elements in row-major order, as double or exactly as integer.
 std::vector<double> read_reals(const View& view);
 std::vector<int64_t> read_integers(const View& view);

@@ -287,14 +287,6 @@ ACLNN_PHASE2(aclnnMinDim)
 
 namespace {
 
-View axis_last(View view, int64_t axis) {
-  auto& d = view.info.dims;
-  auto& s = view.info.strides;
-  std::rotate(d.begin() + axis, d.begin() + axis + 1, d.end());
-  std::rotate(s.begin() + axis, s.begin() + axis + 1, s.end());
-  return view;
-}
-
 template <typename T>
 void transform(const Call& call, int self, int out, int64_t axis,
                const std::function<void(std::vector<T>*)>& function) {

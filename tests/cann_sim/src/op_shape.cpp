@@ -13,15 +13,6 @@ using namespace cann_sim;
 
 namespace {
 
-// The view with axis `axis` moved to the end.
-View axis_last(View view, int64_t axis) {
-  auto& d = view.info.dims;
-  auto& s = view.info.strides;
-  std::rotate(d.begin() + axis, d.begin() + axis + 1, d.end());
-  std::rotate(s.begin() + axis, s.begin() + axis + 1, s.end());
-  return view;
-}
-
 // The part [from, from + count) of an axis.
 View narrow(View view, int64_t axis, int64_t from, int64_t count) {
   view.base += from * view.info.strides[axis] * view.info.itemsize();
