@@ -21,7 +21,10 @@ class Violation(TypedDict):
 
 
 class LiveObject(TypedDict):
-    """A handle that was created and not destroyed yet."""
+    """A handle that was created and not destroyed yet.
+
+    `adopted` handles are kept on purpose by pools (pinned host memory).
+    """
 
     kind: str
     module: str

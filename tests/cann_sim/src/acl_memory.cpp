@@ -136,6 +136,7 @@ CANN_SIM_EXPORT int aclrtMallocHost(void** out, size_t bytes) {
   if (!out || !bytes) return kInvalidParam;
   if (posix_memalign(out, 64, bytes)) return kRtMemoryAllocation;
   handle_created("pinned host memory", *out, __builtin_return_address(0));
+  handle_adopted(*out);  // callers pool it: alive is not leaked
   return kOk;
 }
 

@@ -63,8 +63,7 @@ HandleState handle_state(const char* kind, const void* handle);
 bool handle_retired(const char* kind, const void* handle, const std::string& op,
                     std::function<void()> free_it);
 
-// The handle is from now on kept by the library itself (a cached executor):
-// it is no leak.
+// The handle is of a kind that callers keep on purpose: alive, it is no leak.
 void handle_adopted(const void* handle);
 
 // Name of the shared library that contains an address.
