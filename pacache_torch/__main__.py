@@ -1,4 +1,4 @@
-"""``python -m pacache_torch demo`` and ``python -m pacache_torch doctor``."""
+"""``python -m pacache_torch demo``, ``doctor`` and ``verify``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 _COMMANDS = {
     "demo": ("pacache_torch.demo.cli", "serve text through a paged cache and check it"),
     "doctor": ("pacache_torch.doctor", "show what is installed and whether it works"),
+    "verify": ("pacache_torch.verify.cli", "hold the operators on a device against the reference, and report"),
 }
 
 
