@@ -1,6 +1,7 @@
 #include "aclnn_call.h"
 
 #include <c10/core/ScalarType.h>
+#include <c10/util/ScopeExit.h>
 
 #include "call_error.h"
 #include "cann_library.h"
@@ -161,21 +162,24 @@ void AclnnCall::run(std::shared_ptr<AclnnCall> call, const c10::Device& device,
   // what it owns is shared and given back as soon as it has run. If it never
   // runs, its end destroys the handles and the executor.
   auto owned = std::make_shared<ExecutorHandle>(std::move(executor));
-  enqueue(functions.function,
+  enqueue(functions.op, functions.function, device,
           [call = std::move(call), owned, memory, workspace_size, stream,
            first_use]() -> int {
             const AclnnFunctions& functions = call->functions_;
             // Phase two consumes the executor, whatever it returns.
             const int status = reinterpret_cast<PhaseTwo>(functions.phase_two)(
                 memory, workspace_size, owned->release(), stream);
-            if (status != 0) {
+            // On every path, but behind the error's text: CANN's own message is
+            // that of the last call.
+            const auto finish = c10::make_scope_exit([&] {
               call->release();
+              if (first_use) {
+                HugeMemory::release();
+              }
+            });
+            if (status != 0) {
               throw_aclnn(functions.op, functions.function, status,
                           call->describe());
-            }
-            call->release();
-            if (first_use) {
-              HugeMemory::release();
             }
             return status;
           });

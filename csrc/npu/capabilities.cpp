@@ -70,28 +70,6 @@ std::string scenario_text(const ScatterArgs& args, const std::string& mode) {
       "')");
 }
 
-const char* mode_of(const ScatterArgs& args) {
-  if (args.scenario == 3) {
-    return "None";
-  }
-  switch (args.kind) {
-    case ScatterKind::kNz:
-      return "PA_NZ";
-    case ScatterKind::kNorm:
-      return "None";
-    case ScatterKind::kNct:
-      return "Nct";
-    case ScatterKind::kAlibi:
-      return "Alibi";
-    case ScatterKind::kRope:
-      return "Rope";
-    case ScatterKind::kOmni:
-      return "Omni";
-    default:
-      return "NHSD";
-  }
-}
-
 bool contains(const std::vector<at::ScalarType>& dtypes, at::ScalarType dtype) {
   return std::find(dtypes.begin(), dtypes.end(), dtype) != dtypes.end();
 }
@@ -124,6 +102,28 @@ void check_dtype(const Product& product, const Capability& row,
 }
 
 }  // namespace
+
+const char* mode_of(const ScatterArgs& args) {
+  if (args.scenario == 3) {
+    return "None";
+  }
+  switch (args.kind) {
+    case ScatterKind::kNz:
+      return "PA_NZ";
+    case ScatterKind::kNorm:
+      return "None";
+    case ScatterKind::kNct:
+      return "Nct";
+    case ScatterKind::kAlibi:
+      return "Alibi";
+    case ScatterKind::kRope:
+      return "Rope";
+    case ScatterKind::kOmni:
+      return "Omni";
+    default:
+      return "NHSD";
+  }
+}
 
 const CannVersion kFourteenArguments = parse_cann_version("8.3.RC1");
 const CannVersion kRewrittenNd = parse_cann_version("9.0.0-beta.2");

@@ -28,6 +28,10 @@ struct Capability {
 
 const std::vector<Capability>& capability_table();
 
+// The mode by which the table names a call: cache_mode in NZ, else
+// scatter_mode.
+const char* mode_of(const ScatterArgs& args);
+
 // The row that covers a call on a product, or null.
 const Capability* find_capability(const Product& product, const char* op,
                                   int scenario, const std::string& mode);

@@ -1,7 +1,5 @@
 #include "dense_inputs.h"
 
-#include <ATen/ATen.h>
-
 #include <cstdlib>
 #include <string_view>
 

@@ -6,7 +6,7 @@
 
 #include "../load_args.h"
 
-#include <ATen/ATen.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
@@ -23,8 +23,8 @@
 #include "capabilities.h"
 #include "dense_inputs.h"
 #include "task_queue.h"
-#include "torch_npu/csrc/core/npu/NPUWorkspaceAllocator.h"
 #include "warmup.h"
+#include "workspace.h"
 
 namespace pacache::npu {
 namespace {
@@ -113,11 +113,10 @@ void run_atb(const AtbCall& call) {
     throw_atb(kOp, "AtbPagedCacheLoadGetWorkspaceSize", status,
               call.describe());
   }
-  // Known only here; torch_npu's workspace allocator is the one that may be
-  // called from the queue's thread. The operator as read asks for none.
+  // Known only here. The operator as read asks for none.
   at::Tensor memory;
   if (workspace_size > 0) {
-    memory = at_npu::native::allocate_workspace(workspace_size, call.stream);
+    memory = workspace_on_queue(workspace_size, call.stream);
   }
   status = atb.phase_two(workspace_size > 0 ? memory.data_ptr() : nullptr,
                          workspace_size, *operation, context);
@@ -152,7 +151,7 @@ void load_with_atb(const LoadArgs& args, DeviceTensors& tensors) {
   call->has_starts = tensors.seq_starts.defined();
   call->device = tensors.key.device();
   call->stream = current_stream(call->device);
-  enqueue("AtbPagedCacheLoad", [call]() -> int {
+  enqueue(kOp, "AtbPagedCacheLoad", call->device, [call]() -> int {
     run_atb(*call);
     return 0;
   });
@@ -301,7 +300,7 @@ void warm_up_load(const c10::Device& device) {
   }
   atb_functions();
   // The context must be made by the thread that will use it.
-  enqueue("PacacheWarmup", [device]() -> int {
+  enqueue(kOp, "PacacheWarmup", device, [device]() -> int {
     const c10::DeviceGuard guard(device);
     atb_context(device.index());
     return 0;

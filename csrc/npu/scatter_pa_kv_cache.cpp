@@ -7,7 +7,7 @@
 
 #include "../scatter_args.h"
 
-#include <ATen/ATen.h>
+#include <ATen/ops/where.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
@@ -212,22 +212,12 @@ const char* cache_mode_text(const ScatterArgs& args) {
   return args.kind == ScatterKind::kNz ? "PA_NZ" : "Norm";
 }
 
+// Tokens are laid down by slot in NZ too; None and Nct say how they are read.
 const char* scatter_mode_text(const ScatterArgs& args, bool nct) {
-  if (args.scenario == 3) {
-    return "None";
-  }
-  switch (args.kind) {
-    case ScatterKind::kAlibi:
-      return "Alibi";
-    case ScatterKind::kRope:
-      return "Rope";
-    case ScatterKind::kOmni:
-      return "Omni";
-    case ScatterKind::kNhsd:
-      return "NHSD";
-    default:
-      return nct ? "Nct" : "None";
-  }
+  const bool by_layout = args.kind == ScatterKind::kNorm ||
+                         args.kind == ScatterKind::kNct ||
+                         args.kind == ScatterKind::kNz;
+  return by_layout ? (nct ? "Nct" : "None") : mode_of(args);
 }
 
 void launch(const ScatterArgs& args, const Sources& sources,

@@ -1,10 +1,99 @@
 #include "task_queue.h"
 
+#include <c10/util/Exception.h>
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+
 #include "torch_npu/csrc/core/npu/NPUGraphsUtils.h"
 #include "torch_npu/csrc/core/npu/NPUStream.h"
 #include "torch_npu/csrc/framework/OpCommand.h"
 
 namespace pacache::npu {
+namespace {
+
+// The text of our last call that failed on a queue's thread, per device, until
+// a later one of ours runs there.
+class Failures {
+ public:
+  void remember(int device, std::string text) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    texts_[device] = std::move(text);
+    any_ = true;
+  }
+  void forget(int device) {
+    if (any_) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      texts_.erase(device);
+      any_ = !texts_.empty();
+    }
+  }
+  std::string of(int device) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = texts_.find(device);
+    return found == texts_.end() ? std::string() : found->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int, std::string> texts_;
+  std::atomic<bool> any_{false};
+};
+
+Failures& failures() {
+  static auto* all = new Failures;  // the queue's thread outlives statics
+  return *all;
+}
+
+std::string text_of(const std::exception& error) {
+  const auto* ours = dynamic_cast<const c10::Error*>(&error);
+  return ours == nullptr ? error.what() : ours->what_without_backtrace();
+}
+
+// One call on its way through the queue.
+struct Ticket {
+  std::thread::id caller = std::this_thread::get_id();
+  std::atomic<bool> started{false};
+};
+
+// What the queue runs. Called at once by the caller's thread, an exception is
+// the caller's; on the queue's thread, torch_npu logs its text and drops it,
+// so that it is kept here.
+std::function<int()> queued(const std::shared_ptr<Ticket>& ticket, int device,
+                            std::function<int()> launch) {
+  return [ticket, device, launch = std::move(launch)]() -> int {
+    ticket->started = true;
+    if (std::this_thread::get_id() == ticket->caller) {
+      return launch();
+    }
+    std::string text;
+    try {
+      const int status = launch();
+      failures().forget(device);
+      return status;
+    } catch (const std::exception& error) {
+      text = text_of(error);
+    }
+    failures().remember(device, text);
+    throw std::runtime_error(text);
+  };
+}
+
+// Has the queue thrown the closure away? Only then is ours the last ticket of
+// one that did not start.
+bool was_dropped(const std::shared_ptr<Ticket>& ticket) {
+  if (ticket.use_count() != 1) {
+    return false;
+  }
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return !ticket->started;
+}
+
+}  // namespace
 
 void* current_stream(const c10::Device& device) {
   // stream() without `false` would wait until the queue is empty.
@@ -15,8 +104,31 @@ bool is_capturing(void* stream) {
   return c10_npu::isStreamCapturingMayInitCtx(stream);
 }
 
-void enqueue(const std::string& name, const std::function<int()>& launch) {
-  at_npu::native::OpCommand::RunOpApiV2(name, launch);
+void enqueue(const char* op, const char* function, const c10::Device& device,
+             std::function<int()> launch) {
+  const auto ticket = std::make_shared<Ticket>();
+  try {
+    at_npu::native::OpCommand::RunOpApiV2(
+        function, queued(ticket, device.index(), std::move(launch)));
+  } catch (const std::exception& error) {
+    const std::string earlier = failures().of(device.index());
+    if (earlier.empty()) {
+      throw;  // our own, from a call that was run at once, or another
+              // operator's
+    }
+    TORCH_CHECK(false, earlier, "; found by a later call, of ", op,
+                ", because torch_npu queues calls (ASCEND_LAUNCH_BLOCKING=1 "
+                "raises where they are made), and says: ",
+                text_of(error));
+  }
+  if (was_dropped(ticket)) {
+    const std::string earlier = failures().of(device.index());
+    TORCH_CHECK(false, op, ": ", function, " was not run: the task queue of ",
+                device,
+                " stopped at an earlier error, and torch_npu drops what is "
+                "queued after it until the process ends; that error: ",
+                earlier.empty() ? "of another operator, see the log" : earlier);
+  }
 }
 
 void synchronize_device() { c10_npu::npuSynchronizeDevice(); }

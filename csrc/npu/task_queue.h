@@ -18,10 +18,19 @@ bool is_capturing(void* stream);
 
 // Runs `launch` behind everything that has been queued: on the queue's thread
 // (TASK_QUEUE_ENABLE 1 or 2) or at once (0, or ASCEND_LAUNCH_BLOCKING=1). It
-// must launch and return, and must not allocate from torch's allocator. An
-// exception becomes the queue's error and is raised by a later call or
-// synchronisation.
-void enqueue(const std::string& name, const std::function<int()>& launch);
+// must launch and return, and must not allocate from torch's allocator.
+//
+// What becomes of an exception, as torch_npu 2.13.0 does it. Run at once: it is
+// raised here, and the next call works. On the queue's thread: its text goes to
+// stderr, everything queued behind it is thrown away, and the next operator or
+// synchronisation raises one RuntimeError that names the function only ("The
+// Inner error is reported as above"); from then on the queue drops every
+// operator of the process without a word. Two things are made better for our
+// calls: when it is one of ours that raises, the text is in the exception; and
+// one that would be dropped raises, with the text of the failure if that was
+// ours. `op` and `function` (a literal) are for these texts.
+void enqueue(const char* op, const char* function, const c10::Device& device,
+             std::function<int()> launch);
 
 // Waits until everything on the device is done. Never used by an operator.
 void synchronize_device();

@@ -1,11 +1,12 @@
 #include "workspace.h"
 
-#include <ATen/ATen.h>
+#include <ATen/ops/empty.h>
 
 #include <map>
 #include <utility>
 
 #include "task_queue.h"
+#include "torch_npu/csrc/core/npu/NPUWorkspaceAllocator.h"
 
 namespace pacache::npu {
 namespace {
@@ -34,6 +35,10 @@ void* workspace(uint64_t size, const at::Device& device, void* stream) {
     tensor = allocate(size, device);
   }
   return tensor.data_ptr();
+}
+
+at::Tensor workspace_on_queue(uint64_t size, void* stream) {
+  return at_npu::native::allocate_workspace(size, stream);
 }
 
 }  // namespace pacache::npu

@@ -14,4 +14,10 @@ namespace pacache::npu {
 // capture's pool, so that it lives as long as the graph. Null for size 0.
 void* workspace(uint64_t size, const at::Device& device, void* stream);
 
+// The same for a size that is known only on the task queue's thread, where
+// torch's allocator must not be called: from torch_npu's workspace allocator,
+// which may be. The memory stays valid for work on the stream that is queued
+// while the tensor lives.
+at::Tensor workspace_on_queue(uint64_t size, void* stream);
+
 }  // namespace pacache::npu
