@@ -21,27 +21,20 @@ namespace {
 RowShape row_shape(const LoadPlane& plane) {
   const int64_t units =
       plane.unit_bytes == 0 ? 0 : plane.head_bytes / plane.unit_bytes;
-  return RowShape{plane.num_heads,       units,
-                  plane.unit_bytes,      plane.dst_head_stride,
-                  plane.src_head_stride, plane.src_unit_stride}
+  return RowShape{plane.num_heads,        units,
+                  plane.unit_bytes,       plane.dst_head_stride,
+                  plane.src_head_stride,  plane.src_unit_stride,
+                  plane.dst_token_stride, plane.src_token_stride}
       .collapsed();
 }
 
 // `count` rows that lie in one block, from position on.
-void copy_run(const LoadPlane& plane, const RowShape& shape, int64_t row,
-              int64_t block, int64_t position, int64_t count) {
-  const char* src = plane.src + block * plane.src_block_stride +
-                    position * plane.src_token_stride;
-  char* dst = plane.dst + row * plane.dst_token_stride;
-  if (shape.is_dense() && plane.src_token_stride == shape.unit_bytes &&
-      plane.dst_token_stride == shape.unit_bytes) {
-    std::memcpy(dst, src, count * shape.unit_bytes);
-    return;
-  }
-  for (int64_t i = 0; i < count; ++i) {
-    gather_row(dst + i * plane.dst_token_stride,
-               src + i * plane.src_token_stride, shape);
-  }
+void load_run(const LoadPlane& plane, const RowShape& shape, int64_t row,
+              int64_t block, int64_t position, int64_t count, bool stream) {
+  gather_run(plane.dst + row * plane.dst_token_stride,
+             plane.src + block * plane.src_block_stride +
+                 position * plane.src_token_stride,
+             count, shape, stream);
 }
 
 void load_rows(const LoadArgs& args, const RowStarts& rows) {
@@ -50,6 +43,8 @@ void load_rows(const LoadArgs& args, const RowStarts& rows) {
   const int64_t row_bytes = args.key.num_heads * args.key.head_bytes +
                             args.value.num_heads * args.value.head_bytes;
   const int64_t first_row = rows.front();
+  const bool stream =
+      kHasStream && (rows.back() - first_row) * row_bytes >= kStreamBytes;
   parallel_by_bytes(
       rows.back() - first_row, row_bytes, [&](int64_t begin, int64_t end) {
         int64_t row = first_row + begin;
@@ -68,11 +63,15 @@ void load_rows(const LoadArgs& args, const RowStarts& rows) {
                 args.block_tables.at(b, column + j / args.block_size);
             const int64_t count =
                 std::min(args.block_size - position, sequence_end - row);
-            copy_run(args.key, key_shape, row, block, position, count);
-            copy_run(args.value, value_shape, row, block, position, count);
+            load_run(args.key, key_shape, row, block, position, count, stream);
+            load_run(args.value, value_shape, row, block, position, count,
+                     stream);
             row += count;
           }
           ++b;
+        }
+        if (stream) {
+          stream_fence();
         }
       });
 }

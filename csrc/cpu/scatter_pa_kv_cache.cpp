@@ -31,8 +31,22 @@ RowShape row_shape(const ScatterPlane& plane, int64_t num_heads) {
                   plane.unit_bytes,
                   plane.src_head_stride,
                   plane.dst_head_stride,
-                  plane.dst_unit_stride}
+                  plane.dst_unit_stride,
+                  plane.src_token_stride,
+                  plane.dst_token_stride}
       .collapsed();
+}
+
+// One head of one token, for the compressed kinds: their cache has one head.
+RowShape head_shape(const ScatterPlane& plane) {
+  return RowShape{1,
+                  1,
+                  plane.head_bytes,
+                  plane.head_bytes,
+                  plane.head_bytes,
+                  plane.head_bytes,
+                  plane.src_token_stride,
+                  plane.dst_token_stride};
 }
 
 char* slot_address(const ScatterPlane& plane, int64_t slot,
@@ -49,20 +63,37 @@ void scatter_tokens(const ScatterArgs& args) {
       args.num_heads * (args.key.head_bytes + args.value.head_bytes);
   const RowShape key_row = row_shape(args.key, args.num_heads);
   const RowShape value_row = row_shape(args.value, args.num_heads);
+  const bool stream =
+      kHasStream && args.num_tokens * token_bytes >= kStreamBytes;
   parallel_by_bytes(
       args.num_tokens, token_bytes, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
+        for (int64_t i = begin; i < end;) {
           const int64_t slot = slots[i * slot_stride];
           if (slot < 0) {
+            ++i;
             continue;
           }
-          scatter_row(slot_address(args.key, slot, args.block_size),
-                      args.key.src + i * args.key.src_token_stride, key_row);
-          if (args.has_value) {
-            scatter_row(slot_address(args.value, slot, args.block_size),
-                        args.value.src + i * args.value.src_token_stride,
-                        value_row);
+          // Tokens that go to consecutive positions of one block are copied
+          // together. Every slot of the run is looked at, not its ends.
+          const int64_t most =
+              std::min(end - i, args.block_size - slot % args.block_size);
+          int64_t count = 1;
+          while (count < most &&
+                 slots[(i + count) * slot_stride] == slot + count) {
+            ++count;
           }
+          scatter_run(slot_address(args.key, slot, args.block_size),
+                      args.key.src + i * args.key.src_token_stride, count,
+                      key_row, stream);
+          if (args.has_value) {
+            scatter_run(slot_address(args.value, slot, args.block_size),
+                        args.value.src + i * args.value.src_token_stride, count,
+                        value_row, stream);
+          }
+          i += count;
+        }
+        if (stream) {
+          stream_fence();
         }
       });
 }
@@ -74,9 +105,8 @@ void copy_rows(const ScatterPlane& plane, const char* src, int64_t slot,
   while (count > 0) {
     const int64_t position = slot % block_size;
     const int64_t run = std::min(count, block_size - position);
-    char* dst = slot_address(plane, slot, block_size);
-    copy_units(dst, plane.dst_token_stride, src, plane.src_token_stride, run,
-               plane.head_bytes);
+    scatter_run(slot_address(plane, slot, block_size), src, run,
+                head_shape(plane), /*stream=*/false);
     src += run * plane.src_token_stride;
     slot += run;
     count -= run;
