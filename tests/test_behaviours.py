@@ -774,6 +774,95 @@ def test_calls_from_several_python_threads_do_not_meet() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Calls so large that they go past the processor's cache
+
+
+def placed(*shape: int, lead: int, gap: int, seed: int) -> Tensor:
+    """Random int16 with so many elements before it, and between its outermost entries."""
+    inner = 1
+    strides = [1] * len(shape)
+    for dim in reversed(range(len(shape))):
+        strides[dim] = inner + (gap if dim == 0 else 0)
+        inner *= shape[dim]
+    elements = lead + strides[0] * shape[0] + 1
+    generator = torch.Generator().manual_seed(seed)
+    memory = torch.randint(-(2**15), 2**15, (elements,), generator=generator, dtype=torch.int16)
+    return memory.as_strided(shape, strides, lead)
+
+
+def mixed_slots(tokens: int, total: int) -> list[int]:
+    """Runs of every length, strangers, padding, a run backwards: each slot once."""
+    runs, first, length = [], 0, 1
+    while first < tokens:
+        runs.append(list(range(first, min(first + length, tokens))))
+        first += length
+        length = length * 2 % 67
+    order = torch.randperm(len(runs), generator=torch.Generator().manual_seed(3)).tolist()
+    slots = [slot + total - tokens for run in (runs[i] for i in order) for slot in run]
+    slots[100:140] = reversed(slots[100:140])
+    slots[7::97] = [-1] * len(slots[7::97])
+    return slots
+
+
+def by_slot(cache: Tensor, layout: str) -> Tensor:
+    """A cache as [blocks, block_size, ...], in the order of a token's elements."""
+    order = {"Norm": (0, 1, 2, 3), "NHSD": (0, 2, 1, 3), "PA_NZ": (0, 2, 1, 3), "PA_NZ 5-D": (0, 3, 1, 2, 4)}
+    return cache.permute(order[layout])
+
+
+@pytest.mark.parametrize(("lead", "gap"), ((0, 0), (8, 16), (1, 0), (3, 5)), ids=str)
+@pytest.mark.parametrize("layout", ("Norm", "PA_NZ", "PA_NZ 5-D", "NHSD"))
+def test_calls_past_the_cache(layout: str, lead: int, gap: int) -> None:
+    """More than 16 MiB, aligned to lines, to units, and to nothing: no byte is lost at any end, none beside written."""
+    tokens, heads, blocks, block_size = 1237, 2, 120, 11
+    nz = layout.startswith("PA_NZ")
+    sizes = (2032, 1488) if nz else (2035, 1491)
+    modes = {"cache_mode": "PA_NZ"} if nz else {}
+    keys = ("key", "value")
+
+    def cache(size: int, seed: int) -> Tensor:
+        shape = {
+            "Norm": (blocks, block_size, heads, size),
+            "PA_NZ": (blocks, heads * size // 16, block_size, 16),
+            "PA_NZ 5-D": (blocks, heads, size // 16, block_size, 16),
+            "NHSD": (blocks, heads, block_size, size),
+        }[layout]
+        return placed(*shape, lead=lead, gap=gap, seed=seed)
+
+    slots = torch.tensor(mixed_slots(tokens, blocks * block_size))
+    written = (slots >= 0).nonzero().flatten()
+    at = slots[written] // block_size, slots[written] % block_size
+    source = {k: placed(tokens, heads, d, lead=gap, gap=lead, seed=d) for k, d in zip(keys, sizes, strict=True)}
+    expected = {k: cache(d, d) for k, d in zip(keys, sizes, strict=True)}
+    for k in keys:
+        target = by_slot(expected[k], layout)
+        target[at] = source[k][written].view(-1, *target.shape[2:]) if nz else source[k][written]
+    lens = [0, 500, 1, tokens - 501]
+    table = torch.randint(0, blocks, (4, 1 + max(lens) // block_size), generator=torch.Generator().manual_seed(5))
+    row_of = [(b, j) for b, length in enumerate(lens) for j in range(length)]
+    ids = torch.tensor([int(table[b, j // block_size]) for b, j in row_of])
+    positions = torch.tensor([j % block_size for _, j in row_of])
+
+    for count in (1, 5):
+        with threads(count):
+            caches = [cache(d, d) for d in sizes]
+            more = modes | ({"scatter_mode": "NHSD"} if layout == "NHSD" else {})
+            ops.scatter_pa_kv_cache(*source.values(), *caches, slots.to(torch.int32), **more)
+            for k, mine in zip(keys, caches, strict=True):
+                assert torch.equal(memory(mine), memory(expected[k])), (k, count)
+            if layout == "NHSD":
+                continue
+            rows = [
+                placed(tokens + 1, *((heads * d,) if nz else (heads, d)), lead=lead, gap=gap, seed=d) for d in sizes
+            ]
+            right = [memory(r).clone().view(torch.int16).as_strided(r.shape, r.stride(), lead) for r in rows]
+            ops.paged_cache_load(*caches, table, torch.tensor(lens), *rows, **modes)
+            for k, mine, it in zip(keys, rows, right, strict=True):
+                it[:tokens] = by_slot(expected[k], layout)[ids, positions].reshape(tokens, *it.shape[1:])
+                assert torch.equal(memory(mine), memory(it)), (k, count)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Registration
 
 
