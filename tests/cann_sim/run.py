@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -23,6 +24,47 @@ from cann_sim import build
 
 EXIT_CODE = 86  # of a process that did well but for violations
 SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command did. Violations are None when it never loaded the simulator, or was killed."""
+
+    code: int
+    violations: list[dict[str, str]] | None
+    stdout: str
+    stderr: str
+
+    def __str__(self) -> str:
+        """Everything, for a failing test."""
+        return f"exit code {self.code}\n{self.violations}\n{self.stdout}\n{self.stderr}"
+
+
+def run(
+    command: Sequence[str],
+    *,
+    variables: Mapping[str, str] | None = None,
+    capture: bool = True,
+    timeout: float | None = 300,
+    **options: Any,
+) -> Result:
+    """Run a command in `build.environment`.
+
+    Args:
+        command: program and arguments.
+        variables: added to the environment.
+        capture: keep what it prints; otherwise it goes to this process's output.
+        timeout: seconds.
+        options: of `build.environment`.
+    """
+    with tempfile.TemporaryDirectory(prefix="cann_sim_") as folder:
+        report = Path(folder) / "report.json"
+        env = build.environment(report=report, **options) | dict(variables or {})
+        # They are in the result; the simulator would print each as it happens.
+        env["CANN_SIM_QUIET"] = "1"
+        done = subprocess.run(command, env=env, text=True, capture_output=capture, timeout=timeout, check=False)
+        violations = json.loads(report.read_text())["violations"] if report.exists() else None
+    return Result(done.returncode, violations, done.stdout or "", done.stderr or "")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -39,47 +81,36 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _violations(report: Path) -> list[dict[str, str]] | None:
-    """What the simulator wrote at exit; None when it was never loaded or the process was killed."""
-    return json.loads(report.read_text())["violations"] if report.exists() else None
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; its exit code, or 86 when only the simulator objects."""
     arguments = _parser().parse_args(argv)
-    with tempfile.TemporaryDirectory(prefix="cann_sim_") as folder:
-        report = Path(folder) / "report.json"
-        env = build.environment(
-            version=arguments.version,
-            soc=arguments.soc,
-            atb=not arguments.no_atb,
-            hide=arguments.hide,
-            lazy=arguments.lazy,
-            devices=arguments.devices,
-            report=report,
-        )
-        # They are listed here, at the end; the simulator would print each as it happens.
-        env["CANN_SIM_QUIET"] = "1"
-        code = subprocess.run(arguments.command, env=env, check=False).returncode
-        violations = _violations(report)
-    sys.stdout.flush()
-    what = f"simulated CANN {arguments.version}, {env['CANN_SIM_SOC']}"
-    if violations is None:
+    result = run(
+        arguments.command,
+        capture=False,
+        timeout=None,
+        version=arguments.version,
+        soc=arguments.soc,
+        atb=not arguments.no_atb,
+        hide=arguments.hide,
+        lazy=arguments.lazy,
+        devices=arguments.devices,
+    )
+    what = f"simulated CANN {arguments.version}, {build.SOCS.get(arguments.soc, arguments.soc)}"
+    if result.violations is None:
         print(f"{what}: no report (the command did not load it, or was killed)", file=sys.stderr)
-        return code or 1
-    if not violations:
+        return result.code or 1
+    if not result.violations:
         print(f"{what}: no violations", file=sys.stderr)
-        return code
-    kinds = Counter(violation["kind"] for violation in violations)
+        return result.code
+    kinds = Counter(violation["kind"] for violation in result.violations)
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-    print(f"{what}: {len(violations)} violations ({counts})", file=sys.stderr)
-    for violation in violations[:SHOWN]:
+    print(f"{what}: {len(result.violations)} violations ({counts})", file=sys.stderr)
+    for violation in result.violations[:SHOWN]:
         print(f"  {violation['kind']}: {violation['op']}: {violation['text']}", file=sys.stderr)
-    if len(violations) > SHOWN:
-        print(f"  ... and {len(violations) - SHOWN} more", file=sys.stderr)
-    return code or EXIT_CODE
+    if len(result.violations) > SHOWN:
+        print(f"  ... and {len(result.violations) - SHOWN} more", file=sys.stderr)
+    return result.code or EXIT_CODE
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("PYTHONUNBUFFERED", "1")
     raise SystemExit(main())
