@@ -1,5 +1,7 @@
 #include "acl_handles.h"
 
+#include <c10/util/StringUtil.h>
+
 #include "call_error.h"
 #include "cann_library.h"
 
@@ -119,7 +121,10 @@ TensorHandle make_tensor(const char* op, const TensorDescriptor& descriptor) {
                              descriptor.dtype, descriptor.strides.data(), 0,
                              descriptor.format, &storage, 1, descriptor.data));
   if (tensor == nullptr) {
-    throw_null(op, "aclCreateTensor");
+    throw_null(op, "aclCreateTensor",
+               c10::str(acl_dtype_name(descriptor.dtype), " ",
+                        at::IntArrayRef(descriptor.sizes), " strides ",
+                        at::IntArrayRef(descriptor.strides)));
   }
   return tensor;
 }
@@ -129,7 +134,7 @@ IntArrayHandle make_int_array(const char* op, at::IntArrayRef values) {
       require_op_api<CreateIntArray>(op, "aclCreateIntArray", kSinceAlways);
   IntArrayHandle array(create(values.data(), values.size()));
   if (array == nullptr) {
-    throw_null(op, "aclCreateIntArray");
+    throw_null(op, "aclCreateIntArray", c10::str(values));
   }
   return array;
 }

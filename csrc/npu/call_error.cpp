@@ -148,10 +148,12 @@ void throw_atb(const char* op, const char* function, int status,
   throw_call(op, function, describe_atb_status(status), arguments);
 }
 
-void throw_null(const char* op, const char* function) {
+void throw_null(const char* op, const char* function,
+                const std::string& arguments) {
   const std::string message = recent_message();
   TORCH_CHECK(false, op, ": ", function,
-              " gave a null pointer; CANN says: ", message);
+              " gave a null pointer (out of host memory?); called with ",
+              arguments, "; CANN says: ", message);
   std::abort();  // TORCH_CHECK(false) has thrown
 }
 

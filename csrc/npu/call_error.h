@@ -19,6 +19,7 @@ std::string describe_atb_status(int status);
                             const std::string& arguments);
 
 // A constructor of CANN that gave a null pointer.
-[[noreturn]] void throw_null(const char* op, const char* function);
+[[noreturn]] void throw_null(const char* op, const char* function,
+                             const std::string& arguments);
 
 }  // namespace pacache::npu

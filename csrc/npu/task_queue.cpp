@@ -116,9 +116,9 @@ void enqueue(const char* op, const char* function, const c10::Device& device,
       throw;  // our own, from a call that was run at once, or another
               // operator's
     }
-    TORCH_CHECK(false, earlier, "; found by a later call, of ", op,
-                ", because torch_npu queues calls (ASCEND_LAUNCH_BLOCKING=1 "
-                "raises where they are made), and says: ",
+    TORCH_CHECK(false, earlier, "; raised at a call of ", op,
+                ", since calls are queued (ASCEND_LAUNCH_BLOCKING=1 raises "
+                "where they are made); torch_npu says: ",
                 text_of(error));
   }
   if (was_dropped(ticket)) {
