@@ -249,7 +249,9 @@ def format_value(check: dict[str, Any], value: float | None = None) -> str:
     value = check["value"] if value is None else value
     if check["kind"] == "extra_us":
         return f"{value:+.2f} us"
-    return f"{value:.2f}" if check["kind"].startswith("at_") else f"{value:.2f}x"
+    if check["kind"].startswith("at_"):
+        return f"{value:.0f}" if float(value).is_integer() else f"{value:.2f}"
+    return f"{value:.2f}x"
 
 
 def format_target(check: dict[str, Any]) -> str:
@@ -274,43 +276,36 @@ def gigabytes_per_second(row: dict[str, Any], peer: str = OURS) -> float | None:
     return row["bytes_moved"] / row["summary"][peer]["median"] / 1e9
 
 
-_WIDTHS = (62, 8, 6, 42, 8, 15, 15)
+_WIDTHS = (8, 6, 42, 9, 15, 15)  # of the columns behind the first
 
 
-def _line(*cells: str) -> str:
-    return "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, _WIDTHS, strict=False)).rstrip()
+def _line(width: int, *cells: str) -> str:
+    return "  ".join(f"{cell:<{wide}}" for cell, wide in zip(cells, (width, *_WIDTHS), strict=False)).rstrip()
 
 
-def print_head() -> None:
+def print_head(width: int) -> None:
     """The table's first lines."""
-    print(_line("work", "time", "GB/s", "against", "measured", "spread", "target"), flush=True)
-    print("-" * (sum(_WIDTHS) + 2 * len(_WIDTHS)), flush=True)
+    print(_line(width, "work", "time", "GB/s", "against", "measured", "spread", "target"))
+    print("-" * (width + sum(_WIDTHS) + 2 * len(_WIDTHS)), flush=True)
 
 
-def print_row(row: dict[str, Any]) -> None:
+def print_row(row: dict[str, Any], width: int) -> None:
     """One line per check, above the progress bar."""
     threads = f", {row['threads']} thread{'s' if row['threads'] > 1 else ''}" if row["threads"] else ""
     simulated = " (simulated)" if row["simulated"] else ""
     ours = row["summary"].get(OURS)
     rate = gigabytes_per_second(row)
-    cells = [
-        row["work"] + threads + simulated,
-        format_time(ours["median"]) if ours else "",
-        f"{rate:.1f}" if rate else "",
-    ]
-    lines = []
-    for check in row["checks"] or [None]:
-        if check is None:
-            lines.append(_line(*cells))
-        else:
-            against = check["against"] + (f" ({check['fastest']})" if check["fastest"] else "")
-            spread = f"{check['low']:.2f} - {check['high']:.2f}"
-            lines.append(
-                _line(*cells, against, format_value(check), spread, f"{format_target(check)}  {format_met(check)}")
-            )
+    work = row["work"] + threads + simulated
+    cells = [work, format_time(ours["median"]) if ours else "", f"{rate:.1f}" if rate else ""]
+    lines = [] if row["checks"] else [_line(width, *cells)]
+    for check in row["checks"]:
+        against = check["against"] + (f" ({check['fastest']})" if check["fastest"] else "")
+        spread = f"{check['low']:.2f} - {check['high']:.2f}" if check["low"] != check["high"] else ""
+        verdict = f"{format_target(check)}  {format_met(check)}"
+        lines.append(_line(width, *cells, against, format_value(check), spread, verdict))
         cells = ["", "", ""]
-    lines += [_line("", "", "", f"{peer}: absent ({why})") for peer, why in row["absent"].items()]
-    lines += [_line("", "", "", f"{name}: {value}") for name, value in row["facts"].items()]
+    lines += [_line(width, "", "", "", f"{peer}: absent ({why})") for peer, why in row["absent"].items()]
+    lines += [_line(width, "", "", "", f"{name}: {value}") for name, value in row["facts"].items()]
     tqdm.write("\n".join(lines), file=sys.stdout)
     sys.stdout.flush()
 
@@ -352,8 +347,9 @@ def progress(total: int, arguments: argparse.Namespace, description: str) -> tqd
 class Report:
     """The rows of one run, its table as it grows, and its file."""
 
-    def __init__(self, benchmark: str, arguments: argparse.Namespace) -> None:
+    def __init__(self, benchmark: str, arguments: argparse.Namespace, *, width: int = 62) -> None:
         self.benchmark = benchmark
+        self.width = width  # of the table's first column
         self.arguments = arguments
         self.rows: list[dict[str, Any]] = []
         self.begin = time.time()
@@ -361,13 +357,13 @@ class Report:
         machine.warn_if_busy()
         if len(self.machine["openmp"]) > 1:
             print(f"warning: two OpenMP runtimes are loaded: {self.machine['openmp']}", file=sys.stderr)
-        print_head()
+        print_head(width)
 
     def add(self, row: Row) -> dict[str, Any]:
         """Keep a row and print it."""
         found = row.to_json()
         self.rows.append(found)
-        print_row(found)
+        print_row(found, self.width)
         return found
 
     def finish(self, **more: Any) -> Path:

@@ -182,8 +182,8 @@ uint64_t machine_read_write(char* dst, const char* src, int64_t read_bytes,
   const double part =
       static_cast<double>(write_bytes) / static_cast<double>(read_bytes);
   over_bytes(read_bytes, threads, [&](int64_t begin, int64_t end) {
-    const auto written = static_cast<int64_t>(
-        static_cast<double>(end - begin) * part);
+    const auto written =
+        static_cast<int64_t>(static_cast<double>(end - begin) * part);
     copy_plain(dst + static_cast<int64_t>(static_cast<double>(begin) * part),
                src + begin, written);
     const uint64_t mine =
