@@ -80,6 +80,13 @@ for name, call in calls(reference):
     call()
 for name in ("scatter_pa_kv_cache", "paged_cache_load"):
     assert not torch._C._dispatch_has_kernel(f"pacache::{name}")
+assert layouts.__name__ == "pacache_torch.layouts"
+
+import contextlib, io, json
+from pacache_torch.__main__ import main
+with contextlib.redirect_stdout(io.StringIO()) as printed:
+    assert main(["doctor", "--json"]) == 1
+assert json.loads(printed.getvalue())["extensions"][0]["cause"] == _library.status()[0].cause
 """
 )
 

@@ -217,6 +217,18 @@ def test_with_an_old_setuptools_one_sentence_says_what_to_do(tmp_path: Path) -> 
     assert "setuptools >= 77" in line and "59.6.0" in line and "pip install -U setuptools" in line
 
 
+def test_an_extension_that_does_not_build_is_never_left_out(tmp_path: Path) -> None:
+    """A package without its kernels must not come of a failed build. [AutoGPTQ/AutoGPTQ#128]."""
+    copy = copy_of_the_repository(tmp_path)
+    (copy / "csrc" / "ops.cpp").write_text("#error broken\n")
+    sources = [path for path in (copy / "csrc").rglob("*.cpp") if path.name != "ops.cpp"]
+    for path in sources:
+        path.write_text("")  # compiles at once
+    ran = run(sys.executable, "setup.py", "-q", "build_ext", "--inplace", cwd=copy, PACACHE_WITH_NPU="0")
+    assert ran.returncode != 0 and "#error broken" in ran.stdout + ran.stderr
+    assert not list((copy / "pacache_torch").glob("*.so"))
+
+
 def test_pip_shows_the_sentence(tmp_path: Path) -> None:
     """Through pip too, which wraps the output of a build."""
     path = stub(tmp_path, "torch", "raise ModuleNotFoundError(\"No module named 'torch'\")\n")
