@@ -101,6 +101,20 @@ void check_dtype(const Product& product, const Capability& row,
                               dtype_name(dtype));
 }
 
+std::string layout_text(const LoadArgs& args) {
+  return c10::str("cache_mode '", args.nz ? "PA_NZ" : "Norm", "'");
+}
+
+void require_dense(const Product& product, const char* op,
+                   const std::string& what, NamedTensor t) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      t.tensor->is_contiguous(), op, ": ", t.name, " must be contiguous in ",
+      what, " on ", place(product),
+      " (the device reads and writes it as such, and it is never copied), got "
+      "shape ",
+      t.tensor->sizes(), " and strides ", t.tensor->strides());
+}
+
 }  // namespace
 
 const char* mode_of(const ScatterArgs& args) {
@@ -252,7 +266,7 @@ void check_load_supported(const Product& product, const LoadArgs& args,
                           at::ScalarType value_dtype) {
   require_callable(kLoad, product);
   const char* mode = args.nz ? "PA_NZ" : "Norm";
-  const std::string what = c10::str("cache_mode '", mode, "'");
+  const std::string what = layout_text(args);
   const Capability& row = require_row(product, kLoad, 0, mode, what);
   check_dtype(product, row, "key_cache", key_dtype, what);
   check_dtype(product, row, "value_cache", value_dtype, what);
@@ -310,6 +324,16 @@ void check_load_supported(const Product& product, const LoadArgs& args,
                   "another address");
     }
   }
+}
+
+void require_dense(const Product& product, const ScatterArgs& args,
+                   NamedTensor t) {
+  require_dense(product, kScatter, scenario_text(args, mode_of(args)), t);
+}
+
+void require_dense(const Product& product, const LoadArgs& args,
+                   NamedTensor t) {
+  require_dense(product, kLoad, layout_text(args), t);
 }
 
 }  // namespace pacache::npu

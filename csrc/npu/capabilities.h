@@ -42,6 +42,11 @@ void check_scatter_supported(const Product& product, const ScatterArgs& args);
 void check_load_supported(const Product& product, const LoadArgs& args,
                           at::ScalarType key_dtype, at::ScalarType value_dtype);
 
+// NotImplementedError, as above, unless a cache or an output is dense.
+void require_dense(const Product& product, const ScatterArgs& args,
+                   NamedTensor t);
+void require_dense(const Product& product, const LoadArgs& args, NamedTensor t);
+
 // The versions at which the device code changed.
 // 14 arguments; alphas before it take 11 under the same name.
 extern const CannVersion kFourteenArguments;

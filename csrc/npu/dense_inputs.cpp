@@ -1,5 +1,6 @@
 #include "dense_inputs.h"
 
+#include <cstdint>
 #include <cstdlib>
 #include <string_view>
 
@@ -14,13 +15,21 @@ at::Tensor as_int32(const OptionalTensor& index) {
   return t == nullptr ? at::Tensor() : as_int32(*t);
 }
 
-void require_dense(const char* op, NamedTensor t) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      t.tensor->is_contiguous(), op, ": ", t.name, " must be contiguous on ",
-      t.tensor->device(),
-      " (the device reads and writes it as such, and it is never copied), got "
-      "shape ",
-      t.tensor->sizes(), " and strides ", t.tensor->strides());
+at::Tensor as_int32_slots(const at::Tensor& slots) {
+  // The cast drops the upper half: -2^63 would be slot 0.
+  return as_int32(slots.scalar_type() == at::kLong ? slots.clamp_min(-1)
+                                                   : slots);
+}
+
+at::Tensor as_aligned_int32(const at::Tensor& index) {
+  at::Tensor dense = as_int32(index);
+  const auto address = reinterpret_cast<uintptr_t>(dense.const_data_ptr());
+  return address % 32 == 0 ? dense : dense.clone();
+}
+
+at::Tensor as_aligned_int32(const OptionalTensor& index) {
+  const at::Tensor* t = get(index);
+  return t == nullptr ? at::Tensor() : as_aligned_int32(*t);
 }
 
 at::Tensor as_4d_nz(const at::Tensor& cache) {

@@ -13,8 +13,12 @@ namespace pacache::npu {
 at::Tensor as_int32(const at::Tensor& index);
 at::Tensor as_int32(const OptionalTensor& index);  // undefined for none
 
-// NotImplementedError unless the tensor is dense.
-void require_dense(const char* op, NamedTensor t);
+// Slots as dense int32. A negative one stays negative, however long it was.
+at::Tensor as_int32_slots(const at::Tensor& slots);
+
+// As as_int32, at an address that is a multiple of 32 bytes, as ATB takes it.
+at::Tensor as_aligned_int32(const at::Tensor& index);
+at::Tensor as_aligned_int32(const OptionalTensor& index);
 
 // An NZ cache in the 4-D form [num_blocks, units, block_size, unit]; a dense
 // 5-D cache is the same memory.

@@ -234,13 +234,14 @@ void paged_cache_load(const at::Tensor& key_cache,
                          context_lens, key,         value,
                          seq_starts,   cache_mode,  is_seq_lens_cumsum};
   const LoadArgs args = check_load_args(in);
-  check_load_supported(product(), args, key_cache.scalar_type(),
+  const Product& here = product();
+  check_load_supported(here, args, key_cache.scalar_type(),
                        value_cache.scalar_type());
   for (const NamedTensor t :
        {NamedTensor{"key_cache", &key_cache},
         NamedTensor{"value_cache", &value_cache}, NamedTensor{"key", &key},
         NamedTensor{"value", &value}}) {
-    require_dense(kOp, t);
+    require_dense(here, args, t);
   }
   const c10::DeviceGuard guard(key.device());
   if (check_values_enabled()) {
@@ -257,11 +258,11 @@ void paged_cache_load(const at::Tensor& key_cache,
   DeviceTensors tensors;
   tensors.key_cache = args.nz ? as_4d_nz(key_cache) : key_cache;
   tensors.value_cache = args.nz ? as_4d_nz(value_cache) : value_cache;
-  tensors.block_tables = as_int32(block_tables);
-  tensors.context_lens = as_int32(context_lens);
+  tensors.block_tables = as_aligned_int32(block_tables);
+  tensors.context_lens = as_aligned_int32(context_lens);
   tensors.key = rows(key);
   tensors.value = rows(value);
-  tensors.seq_starts = as_int32(seq_starts);
+  tensors.seq_starts = as_aligned_int32(seq_starts);
   if (load_backend() == LoadBackend::kAtb) {
     load_with_atb(args, tensors);
   } else {

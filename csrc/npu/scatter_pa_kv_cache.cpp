@@ -306,7 +306,7 @@ void scatter_pa_kv_cache(
                        here.soc != Soc::k950 && here.cann >= kBlockStrides &&
                        only_blocks_padded(*cache.tensor);
     if (!taken) {
-      require_dense(kOp, cache);
+      require_dense(here, args, cache);
     }
     block_strides = true;
   }
@@ -339,7 +339,7 @@ void scatter_pa_kv_cache(
     }
   }
 
-  Indices indices{as_int32(slot_mapping), as_int32(compress_lens),
+  Indices indices{as_int32_slots(slot_mapping), as_int32(compress_lens),
                   as_int32(compress_seq_offsets), as_int32(seq_lens)};
   if (args.is_compressed() && args.scenario != 3) {
     skip_negative_heads(args, indices);
