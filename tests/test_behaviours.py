@@ -57,6 +57,12 @@ def memory(t: Tensor) -> Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage())
 
 
+def by_slot(cache: Tensor, layout: str) -> Tensor:
+    """A cache as [blocks, block_size, ...], in the order of a token's elements."""
+    order = {"Norm": (0, 1, 2, 3), "NHSD": (0, 2, 1, 3), "PA_NZ": (0, 2, 1, 3), "PA_NZ 5-D": (0, 3, 1, 2, 4)}
+    return cache.permute(order[layout])
+
+
 def agree(op: str, build: Callable[[], Arguments]) -> Arguments:
     """Run kernel and reference on arguments of their own: every storage is the same, bit for bit. Give the kernel's."""
     mine, theirs = build(), build()
@@ -713,27 +719,40 @@ def test_unused_entries_of_a_table_are_not_looked_at() -> None:
 # Duplicate slots and threads
 
 
+@pytest.mark.parametrize("layout", ("Norm", "NHSD", "PA_NZ", "PA_NZ 5-D"))
 @pytest.mark.parametrize("dtype", (torch.int32, torch.int64), ids=str)
 @pytest.mark.parametrize("count", THREADS)
-def test_the_last_of_equal_slots_wins_in_deterministic_mode(count: int, dtype: torch.dtype) -> None:
+def test_the_last_of_equal_slots_wins_in_deterministic_mode(count: int, dtype: torch.dtype, layout: str) -> None:
     """On any number of threads; and on one thread without being asked."""
-    tokens, size = 4000, 96
+    tokens, size, blocks, block_size = 2500, 96, 361, 7
     generator = torch.Generator().manual_seed(count)
-    slots = torch.randint(-2, 30, (tokens,), generator=generator).to(dtype)
+    slots = torch.randint(-2, 30, (tokens,), generator=generator)
+    slots[::50] = torch.arange(50) + 20  # some are in order, and written again
     key = torch.randint(-128, 127, (tokens, 1, size), generator=generator, dtype=torch.int8)
-    expected = torch.zeros(4004, 1, size, dtype=torch.int8)
+    expected = torch.zeros(blocks * block_size, size, dtype=torch.int8)
     for token, slot in enumerate(slots.tolist()):
         if slot >= 0:
-            expected[slot] = key[token]
-    caches = torch.zeros(2, 572, 7, 1, size, dtype=torch.int8)
+            expected[slot] = key[token, 0]
+    shape = {
+        "Norm": (blocks, block_size, 1, size),
+        "NHSD": (blocks, 1, block_size, size),
+        "PA_NZ": (blocks, size // 32, block_size, 32),
+        "PA_NZ 5-D": (blocks, 1, size // 32, block_size, 32),
+    }[layout]
+    more = {"NHSD": {"scatter_mode": "NHSD"}, "Norm": {}}.get(layout, {"cache_mode": "PA_NZ"})
+
+    def store() -> list[Tensor]:
+        caches = torch.zeros(2, *shape, dtype=torch.int8)
+        ops.scatter_pa_kv_cache(key, key, caches[0], caches[1], slots.to(dtype), **more)
+        return [by_slot(cache, layout).reshape(-1, size) for cache in caches]
+
     with threads(count), deterministic():
-        ops.scatter_pa_kv_cache(key, key, caches[0], caches[1], slots)
-    assert torch.equal(caches[0].flatten(0, 1), expected) and torch.equal(caches[1].flatten(0, 1), expected)
+        for cache in store():
+            assert torch.equal(cache, expected)
     if count == 1:
-        again = torch.zeros_like(caches)
         with threads(1):
-            ops.scatter_pa_kv_cache(key, key, again[0], again[1], slots)
-        assert torch.equal(again, caches)
+            for cache in store():
+                assert torch.equal(cache, expected)
 
 
 def test_one_of_equal_slots_wins_whole() -> None:
@@ -802,12 +821,6 @@ def mixed_slots(tokens: int, total: int) -> list[int]:
     slots[100:140] = reversed(slots[100:140])
     slots[7::97] = [-1] * len(slots[7::97])
     return slots
-
-
-def by_slot(cache: Tensor, layout: str) -> Tensor:
-    """A cache as [blocks, block_size, ...], in the order of a token's elements."""
-    order = {"Norm": (0, 1, 2, 3), "NHSD": (0, 2, 1, 3), "PA_NZ": (0, 2, 1, 3), "PA_NZ 5-D": (0, 3, 1, 2, 4)}
-    return cache.permute(order[layout])
 
 
 @pytest.mark.parametrize(("lead", "gap"), ((0, 0), (8, 16), (1, 0), (3, 5)), ids=str)
