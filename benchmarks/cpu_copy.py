@@ -970,7 +970,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     parser.add_argument(
         "--threads",
-        type=lambda text: [int(part) for part in text.split(",")],
+        type=lambda text: sorted({int(part) for part in text.split(",")}),
         default=[1, 2] if cores > 1 else [1],
         help="numbers of threads, separated by commas (default: 1,2)",
     )

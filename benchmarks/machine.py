@@ -171,6 +171,18 @@ def _caches() -> dict[str, str]:
     return found
 
 
+def parse_size(text: str) -> int:
+    """Bytes of a size as the kernel writes it, "32768K"; 0 for anything else."""
+    found = re.fullmatch(r"(\d+)([KMG])", text)
+    return int(found.group(1)) << {"K": 10, "M": 20, "G": 30}[found.group(2)] if found else 0
+
+
+def format_size(text: str) -> str:
+    """A size as the kernel writes it, for people."""
+    size = parse_size(text)
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB" if size else text
+
+
 def _memory_gib() -> float:
     found = re.search(r"^MemTotal:\s*(\d+) kB", _read("/proc/meminfo"), flags=re.MULTILINE)
     return round(int(found.group(1)) / 2**20, 1) if found else 0.0

@@ -28,6 +28,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 BLUE, ORANGE, GREEN, SKY, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#56B4E9", "#8A8A8A", "#222222"
 PLAIN = ("memcpy", "non-temporal copy")
+INDEXING = "index_copy_ or index_select"
 STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
@@ -54,7 +55,7 @@ def caption(document: dict[str, Any]) -> str:
     """Machine, versions and date in one line."""
     found = document["machine"]
     parts = [found["cpu"], f"{found['usable_cores']} cores"]
-    parts += [f"{level} {size}" for level, size in found["caches"].items()]
+    parts += [f"{level} {machine.format_size(size)}" for level, size in found["caches"].items()]
     parts += [f"torch {found['versions']['torch']}", document["created"][:10]]
     if document["quick"]:
         parts.append("--quick: not a measurement")
@@ -102,9 +103,7 @@ def best_plain(row: dict[str, Any]) -> float | None:
 
 def cache_bytes(document: dict[str, Any]) -> int:
     """Size of the last level of cache."""
-    sizes = {"K": 2**10, "M": 2**20, "G": 2**30}
-    found = [re.fullmatch(r"(\d+)([KMG])", size) for size in document["machine"]["caches"].values()]
-    return max((int(size.group(1)) * sizes[size.group(2)] for size in found if size), default=0)
+    return max((machine.parse_size(size) for size in document["machine"]["caches"].values()), default=0)
 
 
 def token_label(value: float, _: object = None) -> str:
@@ -118,7 +117,7 @@ def draw_bandwidth(axes: Axes, rows: Sequence[dict[str, Any]], op: str, last_cac
     tokens = [row["tokens"] for row in rows]
     curves = (
         ("copy_", "copy_ of the same bytes", ORANGE, "s", "-"),
-        (other, other.removesuffix(" pair") if op == "load" else "index_copy_", GREEN, "^", "-"),
+        (other, INDEXING, GREEN, "^", "-"),
         ("pacache", "pacache", BLUE, "o", "-"),
     )
     roof = [(row["tokens"], value) for row in rows if (value := best_plain(row)) is not None]
@@ -187,7 +186,7 @@ def plot_bandwidth(document: dict[str, Any], folder: Path) -> list[Path]:
     for axes in grid.flat:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             shown.setdefault(label, handle)
-    order = ["pacache", "copy_ of the same bytes", "index_copy_", "index_select", "best plain copy"]
+    order = ["pacache", "copy_ of the same bytes", INDEXING, "best plain copy"]
     labels = [label for label in order if label in shown]
     figure.legend(
         [shown[label] for label in labels],
@@ -252,8 +251,13 @@ def npu_groups(document: dict[str, Any], queue: int) -> list[tuple[str, list[Bar
     return groups
 
 
-def draw_bars(axes: Axes, groups: Sequence[tuple[str, list[Bar]]]) -> None:
-    """Horizontal bars in groups; a pale one behind shows the time until idle."""
+def bars_height(groups: Sequence[tuple[str, list[Bar]]]) -> float:
+    """Bars, titles and gaps, in bars."""
+    return sum(len(bars) + 1.3 for _, bars in groups)
+
+
+def draw_bars(axes: Axes, groups: Sequence[tuple[str, list[Bar]]], height: float) -> None:
+    """Horizontal bars in groups, on a panel that has room for ``height``; a pale one shows the time until idle."""
     at, ticks, labels = 0.0, [], []
     widest = max(max(value, idle or 0.0) for _, bars in groups for _, value, idle, _ in bars)
     for title, bars in groups:
@@ -270,7 +274,7 @@ def draw_bars(axes: Axes, groups: Sequence[tuple[str, list[Bar]]]) -> None:
             at += 1
         at += 0.75
     axes.set_yticks(ticks, labels, fontsize=9)
-    axes.set_ylim(at - 1.1, -0.75)
+    axes.set_ylim(height - 1.1, -0.75)
     axes.set_xlim(0, widest * 1.2)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
@@ -284,10 +288,10 @@ def plot_host_cost(cpu: dict[str, Any] | None, npu: dict[str, Any] | None, folde
         panels.append(("CPU operators, one token", "us per call", groups))
     if npu is not None:
         queues = sorted({int(found.group(1)) for row in npu["rows"] if (found := re.search(r"/tq(\d)/", row["id"]))})
-        where = "simulated CANN" if npu["simulated"] else npu["device"]["name"]
+        where = "NPU path, simulated" if npu["simulated"] else npu["device"]["name"]
         for queue in queues:
             if groups := npu_groups(npu, queue):
-                title = f"NPU path, {where}, queue {queue}"
+                title = f"{where}, TASK_QUEUE_ENABLE={queue}"
                 panels.append((title, "us per call: calling thread / until idle", groups))
     if not panels:
         return []
@@ -306,8 +310,8 @@ def plot_host_cost(cpu: dict[str, Any] | None, npu: dict[str, Any] | None, folde
         squeeze=False,
         gridspec_kw={"height_ratios": heights},
     )
-    for axes, (title, unit, groups) in zip(grid.flat, panels, strict=False):
-        draw_bars(axes, groups)
+    for number, (axes, (title, unit, groups)) in enumerate(zip(grid.flat, panels, strict=False)):
+        draw_bars(axes, groups, heights[number // columns])
         axes.set_title(title, pad=8)
         axes.set_xlabel(unit)
     for axes in list(grid.flat)[len(panels) :]:
