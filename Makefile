@@ -9,7 +9,7 @@ PYTHON ?= python3
 VENV ?= .venv
 VENV_NPU ?= .venv-npu
 
-NATIVE := setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h)
+NATIVE := setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h csrc/*/*.inc)
 PACKAGE := $(NATIVE) $(shell find pacache_torch -name '*.py' -o -name '*.txt')
 
 ifeq ($(strip $(VENV)),)

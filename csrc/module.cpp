@@ -9,6 +9,7 @@
 #include <map>
 #include <string>
 
+#include "cpu/copy_kernels.h"
 #include "npu_loader.h"
 
 namespace {
@@ -23,6 +24,7 @@ std::map<std::string, std::string> build_info() {
 #else
       {"compiler", "unknown"},
 #endif
+      {"cpu_kernels", pacache::cpu::copy_kernels().name},
       {"cxx_standard", std::to_string(__cplusplus)},
 #if defined(_OPENMP)
       {"openmp", std::to_string(_OPENMP)},
@@ -44,7 +46,8 @@ std::map<std::string, std::string> build_info() {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.doc() = "The operators of pacache: schemas and CPU kernels.";
   m.def("build_info", &build_info,
-        "What this library was built with: torch, compiler, ...");
+        "What this library was built with (torch, compiler, ...) and which "
+        "copy kernels this processor gets.");
   m.def(
       "set_npu_loader",
       [](pybind11::function loader) {

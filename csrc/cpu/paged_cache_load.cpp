@@ -31,7 +31,7 @@ RowShape row_shape(const LoadPlane& plane) {
 // `count` rows that lie in one block, from position on.
 void load_run(const LoadPlane& plane, const RowShape& shape, int64_t row,
               int64_t block, int64_t position, int64_t count, bool stream) {
-  gather_run(plane.dst + row * plane.dst_token_stride,
+  gather_run(copy_kernels(), plane.dst + row * plane.dst_token_stride,
              plane.src + block * plane.src_block_stride +
                  position * plane.src_token_stride,
              count, shape, stream);
@@ -43,8 +43,7 @@ void load_rows(const LoadArgs& args, const RowStarts& rows) {
   const int64_t row_bytes = args.key.num_heads * args.key.head_bytes +
                             args.value.num_heads * args.value.head_bytes;
   const int64_t first_row = rows.front();
-  const bool stream =
-      kHasStream && (rows.back() - first_row) * row_bytes >= kStreamBytes;
+  const bool stream = (rows.back() - first_row) * row_bytes >= kStreamBytes;
   parallel_by_bytes(
       rows.back() - first_row, row_bytes, [&](int64_t begin, int64_t end) {
         int64_t row = first_row + begin;
@@ -71,7 +70,7 @@ void load_rows(const LoadArgs& args, const RowStarts& rows) {
           ++b;
         }
         if (stream) {
-          stream_fence();
+          copy_kernels().fence();
         }
       });
 }

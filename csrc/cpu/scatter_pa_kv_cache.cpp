@@ -14,6 +14,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <tuple>
 #include <vector>
 
 #include "parallel.h"
@@ -55,45 +56,117 @@ char* slot_address(const ScatterPlane& plane, int64_t slot,
          slot % block_size * plane.dst_token_stride;
 }
 
+// A token and where it goes.
+struct Placed {
+  int64_t slot;
+  int64_t token;
+  bool operator<(const Placed& other) const {
+    return std::tie(slot, token) < std::tie(other.slot, other.token);
+  }
+};
+
+// Tokens [begin, end) of an NZ call. A token's units are half a cache line
+// each, and its neighbour in the block has the other halves: tokens are moved
+// in tiles, ordered by slot where they do not come that way (equal slots keep
+// their order).
 template <typename Index>
-void scatter_tokens(const ScatterArgs& args) {
+void scatter_nz_range(const ScatterArgs& args, const RowShape& key_row,
+                      const RowShape& value_row, int64_t begin, int64_t end,
+                      bool stream) {
   const auto* slots = static_cast<const Index*>(args.slot_mapping.data);
   const int64_t slot_stride = args.slot_mapping.stride_row;
+  std::vector<Placed> placed;
+  placed.reserve(end - begin);
+  int64_t breaks = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t slot = slots[i * slot_stride];
+    if (slot >= 0) {
+      breaks += placed.empty() || slot != placed.back().slot + 1;
+      placed.push_back({slot, i});
+    }
+  }
+  const auto count = static_cast<int64_t>(placed.size());
+  if (breaks * kTileTokens > count) {
+    std::sort(placed.begin(), placed.end());
+  }
+  const CopyKernels& kernels = copy_kernels();
+  for (int64_t first = 0; first < count; first += kTileTokens) {
+    const int64_t tokens = std::min(kTileTokens, count - first);
+    const Placed* tile = placed.data() + first;
+    bool adjacent = tile[0].slot % args.block_size + tokens <= args.block_size;
+    for (int64_t t = 1; t < tokens; ++t) {
+      adjacent = adjacent && tile[t].slot == tile[0].slot + t;
+    }
+    const auto scatter_plane = [&](const ScatterPlane& plane,
+                                   const RowShape& row) {
+      char* paged[kTileTokens];
+      const char* dense[kTileTokens];
+      for (int64_t t = 0; t < tokens; ++t) {
+        paged[t] = slot_address(plane, tile[t].slot, args.block_size);
+        dense[t] = plane.src + tile[t].token * plane.src_token_stride;
+      }
+      scatter_tile(kernels, paged, dense, tokens, row,
+                   adjacent && row.paged_token_stride == kNzUnit, stream);
+    };
+    scatter_plane(args.key, key_row);
+    if (args.has_value) {
+      scatter_plane(args.value, value_row);
+    }
+  }
+}
+
+// Tokens [begin, end) of any other call. Tokens that go to consecutive
+// positions of one block are copied together; every slot of the run is looked
+// at, not its ends.
+template <typename Index>
+void scatter_range(const ScatterArgs& args, const RowShape& key_row,
+                   const RowShape& value_row, int64_t begin, int64_t end,
+                   bool stream) {
+  const auto* slots = static_cast<const Index*>(args.slot_mapping.data);
+  const int64_t slot_stride = args.slot_mapping.stride_row;
+  const CopyKernels& kernels = copy_kernels();
+  for (int64_t i = begin; i < end;) {
+    const int64_t slot = slots[i * slot_stride];
+    if (slot < 0) {
+      ++i;
+      continue;
+    }
+    const int64_t most =
+        std::min(end - i, args.block_size - slot % args.block_size);
+    int64_t count = 1;
+    while (count < most && slots[(i + count) * slot_stride] == slot + count) {
+      ++count;
+    }
+    scatter_run(kernels, slot_address(args.key, slot, args.block_size),
+                args.key.src + i * args.key.src_token_stride, count, key_row,
+                stream);
+    if (args.has_value) {
+      scatter_run(kernels, slot_address(args.value, slot, args.block_size),
+                  args.value.src + i * args.value.src_token_stride, count,
+                  value_row, stream);
+    }
+    i += count;
+  }
+}
+
+template <typename Index>
+void scatter_tokens(const ScatterArgs& args) {
   const int64_t token_bytes =
       args.num_heads * (args.key.head_bytes + args.value.head_bytes);
   const RowShape key_row = row_shape(args.key, args.num_heads);
   const RowShape value_row = row_shape(args.value, args.num_heads);
-  const bool stream =
-      kHasStream && args.num_tokens * token_bytes >= kStreamBytes;
+  const bool stream = args.num_tokens * token_bytes >= kStreamBytes;
+  // Tiles serve both planes, so both must be made of units.
+  const bool nz = key_row.is_nz() && (!args.has_value || value_row.is_nz());
   parallel_by_bytes(
       args.num_tokens, token_bytes, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end;) {
-          const int64_t slot = slots[i * slot_stride];
-          if (slot < 0) {
-            ++i;
-            continue;
-          }
-          // Tokens that go to consecutive positions of one block are copied
-          // together. Every slot of the run is looked at, not its ends.
-          const int64_t most =
-              std::min(end - i, args.block_size - slot % args.block_size);
-          int64_t count = 1;
-          while (count < most &&
-                 slots[(i + count) * slot_stride] == slot + count) {
-            ++count;
-          }
-          scatter_run(slot_address(args.key, slot, args.block_size),
-                      args.key.src + i * args.key.src_token_stride, count,
-                      key_row, stream);
-          if (args.has_value) {
-            scatter_run(slot_address(args.value, slot, args.block_size),
-                        args.value.src + i * args.value.src_token_stride, count,
-                        value_row, stream);
-          }
-          i += count;
+        if (nz) {
+          scatter_nz_range<Index>(args, key_row, value_row, begin, end, stream);
+        } else {
+          scatter_range<Index>(args, key_row, value_row, begin, end, stream);
         }
         if (stream) {
-          stream_fence();
+          copy_kernels().fence();
         }
       });
 }
@@ -105,7 +178,7 @@ void copy_rows(const ScatterPlane& plane, const char* src, int64_t slot,
   while (count > 0) {
     const int64_t position = slot % block_size;
     const int64_t run = std::min(count, block_size - position);
-    scatter_run(slot_address(plane, slot, block_size), src, run,
+    scatter_run(copy_kernels(), slot_address(plane, slot, block_size), src, run,
                 head_shape(plane), /*stream=*/false);
     src += run * plane.src_token_stride;
     slot += run;
