@@ -20,6 +20,7 @@
 #include "parallel.h"
 #include "register.h"
 #include "row_copy.h"
+#include "window_mean.h"
 
 namespace pacache::cpu {
 namespace {
@@ -186,43 +187,6 @@ void copy_rows(const ScatterPlane& plane, const char* src, int64_t slot,
   }
 }
 
-// The mean of `count` tokens of one head: a float32 sum in token order, one
-// division, one rounding (ties to even). Vectorised over channels only, so the
-// order of additions is the same everywhere.
-template <typename T>
-void mean_row(const ScatterPlane& plane, const char* src, char* dst,
-              int64_t count, std::vector<float>& sum) {
-  const int64_t size = plane.head_size;
-  sum.assign(size, 0.0F);
-  for (int64_t j = 0; j < count; ++j) {
-    const T* token =
-        reinterpret_cast<const T*>(src + j * plane.src_token_stride);
-    for (int64_t d = 0; d < size; ++d) {
-      sum[d] += static_cast<float>(token[d]);
-    }
-  }
-  T* out = reinterpret_cast<T*>(dst);
-  const float divisor = static_cast<float>(count);
-  for (int64_t d = 0; d < size; ++d) {
-    out[d] = static_cast<T>(sum[d] / divisor);
-  }
-}
-
-void mean_row(const ScatterPlane& plane, const char* src, char* dst,
-              int64_t count, std::vector<float>& sum) {
-  switch (plane.dtype) {
-    case at::kHalf:
-      mean_row<at::Half>(plane, src, dst, count, sum);
-      break;
-    case at::kBFloat16:
-      mean_row<at::BFloat16>(plane, src, dst, count, sum);
-      break;
-    default:
-      mean_row<float>(plane, src, dst, count, sum);
-      break;
-  }
-}
-
 // One head of one plane. src is the head's first token.
 void scatter_head(const ScatterArgs& args, const ScatterPlane& plane,
                   const char* src, const CompressedHead& head,
@@ -244,8 +208,9 @@ void scatter_head(const ScatterArgs& args, const ScatterPlane& plane,
   copy_rows(plane, src, head.slot, head.offset, args.block_size);
   int64_t slot = head.slot + head.offset;
   if (args.kind == ScatterKind::kRope) {
-    mean_row(plane, token(head.offset),
-             slot_address(plane, slot, args.block_size), head.window, sum);
+    window_mean(plane.dtype, slot_address(plane, slot, args.block_size),
+                token(head.offset), plane.src_token_stride, head.window,
+                plane.head_size, sum);
     ++slot;
   }
   const int64_t behind = head.offset + head.window;
