@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The file behind a library that is loaded or can be, or "".
+// The file behind a library that is loaded, or "".
 std::string resolve(const std::string& name) {
   void* handle = dlopen(name.c_str(), RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
   if (handle == nullptr) {
@@ -87,6 +87,7 @@ void* find_atb(const char* name) {
 }
 
 std::vector<SearchedLibrary> searched_op_api() {
+  find_op_api("aclCreateTensor");  // opens libopapi.so, if it can be
   std::vector<SearchedLibrary> libraries;
   std::error_code ignored;
   if (const char* custom = std::getenv("ASCEND_CUSTOM_OPP_PATH")) {
