@@ -945,7 +945,7 @@ def size_rows(rows: Sequence[dict[str, Any]], threads: int) -> Iterator[Row]:
             ratios[row["tokens"]] = min(plain) / row["summary"][OURS]["median"]
     if len(ratios) < 2:
         return
-    row = Row(
+    yield Row(
         f"scatter/norm/sizes@{threads}",
         f"scatter Norm pages, {min(ratios)} to {max(ratios)} tokens",
         "sizes",
@@ -960,7 +960,6 @@ def size_rows(rows: Sequence[dict[str, Any]], threads: int) -> Iterator[Row]:
         ],
         facts={"ratio by tokens": ", ".join(f"{tokens}: {ratios[tokens]:.2f}" for tokens in sorted(ratios))},
     )
-    yield row
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -1001,8 +1000,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             del built
             bar.update()
     for threads in arguments.threads:
-        for row in size_rows(report.rows, threads):
-            report.add(row)
+        for sizes in size_rows(report.rows, threads):
+            report.add(sizes)
     report.finish(threads=arguments.threads, non_temporal=machine.stream_name())
     return 0
 

@@ -13,9 +13,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch  # loaded where it is needed: plots and comparisons do without
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -36,6 +37,8 @@ def compile_library(source: Path, *, torch_headers: bool = False) -> Path:
     Raises:
         RuntimeError: the compiler refuses, with what it said.
     """
+    import torch
+
     flags = ["-O2", "-std=c++17", "-fPIC", "-shared", "-fopenmp", f"-ffile-prefix-map={HERE}/="]
     link: list[str] = []
     if torch_headers:
@@ -209,6 +212,8 @@ def _built_with() -> dict[str, str]:
 
 def describe() -> dict[str, Any]:
     """Everything that a figure depends on and that can be told without naming the machine."""
+    import torch
+
     revision = _run("git", "rev-parse", "HEAD")
     changed = bool(
         _run("git", "status", "--porcelain", "--untracked-files=no", "--", "csrc", "pacache_torch", "setup.py")

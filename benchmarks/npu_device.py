@@ -240,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     row.absent[THEIRS] = "no ATB here"
                 found = (harness.judge(speed(peer), samples) for peer in (THEIRS, COPY))
                 row.checks = [judged for judged in found if judged]
-                rate = row.bytes_moved / harness.summarize(samples[OURS])["median"] / 1e9
+                rate = harness.gigabytes_per_second(row.to_json()) or 0.0
                 row.facts["of the HBM's bandwidth"] = f"{100 * rate / peak:.0f} %" if peak else "not known (--hbm-gbps)"
                 report.add(row)
             bar.update()

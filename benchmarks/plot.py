@@ -29,7 +29,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 BLUE, ORANGE, GREEN, SKY, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#56B4E9", "#8A8A8A", "#222222"
 PLAIN = ("memcpy", "non-temporal copy")
 INDEXING = "index_copy_ or index_select"
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
     "axes.titlesize": 11,
@@ -123,8 +123,9 @@ def draw_bandwidth(axes: Axes, rows: Sequence[dict[str, Any]], op: str, last_cac
     roof = [(row["tokens"], value) for row in rows if (value := best_plain(row)) is not None]
     top = max((value for _, value in roof), default=0.0)
     if roof:
-        axes.plot(*zip(*roof, strict=True), color=BLACK, linestyle=(0, (4, 2)), linewidth=1.4, label="best plain copy")
-        axes.fill_between(*zip(*roof, strict=True), color="#F4F4F4", zorder=0, linewidth=0)
+        places, heights = zip(*roof, strict=True)
+        axes.plot(places, heights, color=BLACK, linestyle=(0, (4, 2)), linewidth=1.4, label="best plain copy")
+        axes.fill_between(places, heights, color="#F4F4F4", zorder=0, linewidth=0)
     for peer, label, colour, marker, line in curves:
         there = [row for row in rows if peer in row["summary"]]
         values = [rate(row, peer) or 0.0 for row in there]
@@ -288,10 +289,10 @@ def plot_host_cost(cpu: dict[str, Any] | None, npu: dict[str, Any] | None, folde
         panels.append(("CPU operators, one token", "us per call", groups))
     if npu is not None:
         queues = sorted({int(found.group(1)) for row in npu["rows"] if (found := re.search(r"/tq(\d)/", row["id"]))})
-        where = "NPU path, simulated" if npu["simulated"] else npu["device"]["name"]
+        where = "Simulated NPU path" if npu["simulated"] else npu["device"]["name"]
         for queue in queues:
             if groups := npu_groups(npu, queue):
-                title = f"{where}, TASK_QUEUE_ENABLE={queue}"
+                title = f"{where}, task queue {queue}"
                 panels.append((title, "us per call: calling thread / until idle", groups))
     if not panels:
         return []

@@ -152,8 +152,8 @@ def npu_section(document: dict[str, Any]) -> list[str]:
     if document["simulated"]:
         one, two = document["phase_us"]
         where = (
-            f"**Simulated**: the real torch_npu {document['device']['torch_npu']} on the simulated CANN, phase one made "
-            f"to take {one} us and phase two {two} us. This shows what the host does; no device was used."
+            f"**Simulated**: the real torch_npu {document['device']['torch_npu']} on the simulated CANN, phase one "
+            f"made to take {one} us and phase two {two} us. This shows what the host does; no device was used."
         )
     else:
         where = f"On {document['device']['name']}, CANN {document['device']['cann']}."

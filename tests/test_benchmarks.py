@@ -202,10 +202,11 @@ def test_npu_results_are_judged_and_marked(module: Any) -> None:
         return {"calling": times, "idle": times, "counts": dict.fromkeys(times, counts)}
 
     scatter = case(pacache=8e-6, torch_npu=1e-5)
+    load = case(pacache=1.0, torch_npu_atb=1.0)
     found = {
-        "reused": {"cases": {"scatter/same": scatter, "scatter/int64": scatter, "load": case(pacache=1.0, torch_npu_atb=1.0)}},
+        "reused": {"cases": {"scatter/same": scatter, "scatter/int64": scatter, "load": load}},
         "hidden": {"cases": {"scatter/same": case(pacache=4e-5, torch_npu=4e-5)}},
-    }  # fmt: skip
+    }
     rows = {row.id: row.to_json() for row in host_cost.npu_rows(1, found, simulated=True)}
     assert all(row["simulated"] for row in rows.values())
     same = {check["against"]: check for check in rows["npu/scatter/same/tq1/calling"]["checks"]}
