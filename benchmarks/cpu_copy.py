@@ -965,7 +965,7 @@ def size_rows(rows: Sequence[dict[str, Any]], threads: int) -> Iterator[Row]:
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    harness.add_arguments(parser, "cpu_copy")
+    harness.add_arguments(parser)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     parser.add_argument(
         "--threads",

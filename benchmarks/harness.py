@@ -313,13 +313,13 @@ def print_row(row: dict[str, Any], width: int) -> None:
 # ---- files and command lines -----------------------------------------------------
 
 
-def add_arguments(parser: argparse.ArgumentParser, benchmark: str) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that every benchmark has."""
     parser.add_argument("--quick", action="store_true", help="a few samples each, to see that it runs")
     parser.add_argument("--rows", type=re.compile, default=None, metavar="REGEX", help="only rows whose id matches")
     parser.add_argument("--seconds", type=float, default=None, help="time for the samples of one row")
     parser.add_argument(
-        "--output", type=Path, default=RESULTS / f"{benchmark}.json", help="JSON file (default: %(default)s)"
+        "--output", type=Path, default=None, help="JSON file (default: in benchmarks/results, --quick: in its quick/)"
     )
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
 
@@ -383,7 +383,8 @@ class Report:
             **more,
             "rows": self.rows,
         }
-        output: Path = self.arguments.output
+        folder = RESULTS / "quick" if self.arguments.quick else RESULTS  # never over a measurement
+        output: Path = self.arguments.output or folder / f"{self.benchmark}.json"
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(json.dumps(document) + "\n")
         note = " (--quick: no verdict)" if self.arguments.quick else ""

@@ -354,8 +354,7 @@ def run_npu(arguments: argparse.Namespace) -> int:
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    harness.add_arguments(parser, "host_cost")
-    parser.set_defaults(output=None)
+    harness.add_arguments(parser)
     parser.add_argument(
         "--npu", nargs="?", const="auto", choices=("auto", "simulated", "device"), help="measure the NPU path"
     )
@@ -371,10 +370,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default=[20, 5],
         help="what phase one and phase two take on the simulated CANN (default: 20,5)",
     )
-    arguments = parser.parse_args(argv)
-    if arguments.output is None:
-        arguments.output = harness.RESULTS / ("host_cost_npu.json" if arguments.npu else "host_cost.json")
-    return arguments
+    return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

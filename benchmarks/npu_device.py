@@ -207,7 +207,7 @@ def measure(calls: Calls, *, graph: bool, rounds: int, repeats: int) -> tuple[di
 def main(argv: Sequence[str] | None = None) -> int:
     """Time every selected row, or refuse."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    harness.add_arguments(parser, "npu_device")
+    harness.add_arguments(parser)
     parser.add_argument("--hbm-gbps", type=float, default=None, help="bandwidth of the HBM, if the chip is not known")
     arguments = parser.parse_args(argv)
     if (why := refusal()) is not None:
