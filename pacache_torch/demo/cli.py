@@ -80,6 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LibraryNotLoadedError as error:
         print(f"demo: {error}\nsee: python -m pacache_torch doctor", file=sys.stderr)
         return 1
+    except NotImplementedError as error:  # of a chip or a CANN version that does not have the operators
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
     seconds = time.perf_counter() - started
 
     print(reporting.table(reports))

@@ -60,8 +60,11 @@ def as_text(report: dict[str, Any]) -> str:
             "",
         ]
     counts = ", ".join(f"{count} {name}" for name, count in report["counts"].items())
+    verdict = "PASSED" if report["ok"] else "FAILED"
+    if not report["counts"][PASSED]:
+        verdict += ", nothing could be run,"
     lines += [
-        f"pacache_torch verify: {'PASSED' if report['ok'] else 'FAILED'} on {report['device']} ({report['product']})",
+        f"pacache_torch verify: {verdict} on {report['device']} ({report['product']})",
         f"{counts}; {report['seconds']} s{', --quick' if report['quick'] else ''}",
         "",
     ]

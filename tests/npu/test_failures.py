@@ -373,7 +373,7 @@ def a_workspace_that_cannot_be_had() -> None:
 
     backend = backend_of("sibling")
     call = Call(backend.op, 3)
-    filler = torch.empty(30 << 20, dtype=torch.uint8, device="npu:0")
+    filler = torch.empty(36 << 20, dtype=torch.uint8, device="npu:0")
     try:
         call.run()
     except torch.OutOfMemoryError as error:
