@@ -292,7 +292,7 @@ def build_scatter_strided(tokens: int, pattern: str, *, source: str = "dense", c
     dense_caches = [written((num_blocks, BLOCK, HEADS, HEAD_SIZE)) for _ in range(2)]
     caches = dense_caches if cache == "dense" else vllm_caches(cache, num_blocks, HEADS, HEAD_SIZE)
     ours = functools.partial(scatter, *sources, *caches, slots)
-    pairs = [(torch.empty_like(s).fill_(0), s) for s in dense_sources]
+    pairs = [(written(s.shape), s) for s in sources]
 
     def peers(threads: int) -> list[Peer]:
         del threads
@@ -504,7 +504,9 @@ def build_load_norm(batch: int, length: int, *, cache: str = "dense", dtype: tor
     def peers(threads: int) -> list[Peer]:
         if cache != "dense":
             contiguous = functools.partial(load, *dense_caches, tables, lengths, *outputs)
-            return [Peer(OURS, ours), Peer(CONTIGUOUS, contiguous), copy_peer(pairs)]
+            first = [c[: tokens // BLOCK] for c in caches]
+            same = [(out.view(source.shape), source) for out, source in zip(outputs, first, strict=True)]
+            return [Peer(OURS, ours), Peer(CONTIGUOUS, contiguous), copy_peer(same)]
         select = [
             functools.partial(torch.index_select, source, 0, slots, out=out)
             for out, source in zip(outputs, flat, strict=True)

@@ -59,6 +59,8 @@ def caption(document: dict[str, Any]) -> str:
     parts += [f"torch {found['versions']['torch']}", document["created"][:10]]
     if document["quick"]:
         parts.append("--quick: not a measurement")
+    if found["load_average"] > machine.QUIET_LOAD:
+        parts.append("other work was running")
     return ", ".join(parts)
 
 
