@@ -28,7 +28,7 @@ TESTS = (
     "tests/test_bad_arguments.py",
     "tests/test_behaviours.py",
     "tests/test_memory_rules.py",
-    "tests/test_parity.py",
+    "tests/test_parity.py::test_parity",
     "tests/test_import.py::test_kernels_stand_where_they_should",
     "tests/test_opcheck.py",
 )
@@ -48,6 +48,8 @@ SCATTER = "csrc/cpu/scatter_pa_kv_cache.cpp"
 LOAD = "csrc/cpu/paged_cache_load.cpp"
 ROW = "csrc/cpu/row_copy.h"
 PARALLEL = "csrc/cpu/parallel.h"
+MEAN = "csrc/cpu/window_mean.cpp"
+UNITS = "csrc/cpu/copy_loops.inc"
 SCATTER_ARGS = "csrc/scatter_args.cpp"
 LOAD_ARGS = "csrc/load_args.cpp"
 MEMORY = "csrc/memory_rules.cpp"
@@ -75,12 +77,17 @@ BREAKAGES = (
              "plane->src + 0 * plane->src_batch_stride"),
     # The window
     Breakage("Alibi keeps the first tokens", SCATTER, "token(head.length - head.window)", "token(0)"),
-    Breakage("mean begins one token late", SCATTER, "mean_row(plane, token(head.offset),",
-             "mean_row(plane, token(head.offset + (head.offset + head.window < head.length)),"),
+    Breakage("mean begins one token late", SCATTER, "token(head.offset), plane.src_token_stride",
+             "token(head.offset + (head.offset + head.window < head.length)), plane.src_token_stride"),
     Breakage("tail begins inside the window", SCATTER, "const int64_t behind = head.offset + head.window;",
              "const int64_t behind = head.offset + head.window - 1;"),
-    Breakage("mean multiplied by a reciprocal", SCATTER, "sum[d] / divisor", "sum[d] * (1.0F / divisor)"),
-    Breakage("mean summed in the cache's dtype", SCATTER, "sum[d] += static_cast<float>(token[d]);",
+    Breakage("mean multiplied by a reciprocal", MEAN, "sum[d] / count", "sum[d] * (1.0F / count)"),
+    Breakage("mean sums tokens out of order", MEAN,
+             "      total = _mm256_add_ps(total, Channels::load(src + 2 * token_stride));\n"
+             "      total = _mm256_add_ps(total, Channels::load(src + 3 * token_stride));",
+             "      total = _mm256_add_ps(total, _mm256_add_ps(Channels::load(src + 2 * token_stride),\n"
+             "                                                 Channels::load(src + 3 * token_stride)));"),
+    Breakage("mean summed in the cache's dtype", MEAN, "sum[d] += static_cast<float>(token[d]);",
              "sum[d] = static_cast<float>(static_cast<T>(sum[d] + static_cast<float>(token[d])));"),
     Breakage("an offset of -1 is not special", "csrc/scatter_args.h", "return head.offset == -1 || head.window == 0",
              "return head.window == 0"),
@@ -99,6 +106,7 @@ BREAKAGES = (
              "plane.head_bytes / plane.unit_bytes - (plane.head_bytes > plane.unit_bytes);"),
     Breakage("last NZ unit of a head not read", LOAD, "plane.head_bytes / plane.unit_bytes;",
              "plane.head_bytes / plane.unit_bytes - (plane.head_bytes > plane.unit_bytes);"),
+    Breakage("last of an odd number of units not gathered", UNITS, "if (u < units) {", "if (u + 1 < units) {"),
     Breakage("last byte of an odd row not written", SCATTER_ARGS, "plane.unit_bytes = plane.head_bytes;",
              "plane.unit_bytes = plane.head_bytes - (plane.head_bytes > 1 ? plane.head_bytes % 2 : 0);"),
     Breakage("strided heads taken as dense", ROW, "if (row.units == 1 && row.paged_head_stride == row.unit_bytes) {",
