@@ -49,6 +49,8 @@ LOAD = "csrc/cpu/paged_cache_load.cpp"
 ROW = "csrc/cpu/row_copy.h"
 PARALLEL = "csrc/cpu/parallel.h"
 MEAN = "csrc/cpu/window_mean.cpp"
+LOOPS = "csrc/cpu/copy_loops.inc"
+MEAN = "csrc/cpu/window_mean.cpp"
 UNITS = "csrc/cpu/copy_loops.inc"
 SCATTER_ARGS = "csrc/scatter_args.cpp"
 LOAD_ARGS = "csrc/load_args.cpp"
@@ -77,18 +79,16 @@ BREAKAGES = (
              "plane->src + 0 * plane->src_batch_stride"),
     # The window
     Breakage("Alibi keeps the first tokens", SCATTER, "token(head.length - head.window)", "token(0)"),
-    Breakage("mean begins one token late", SCATTER, "token(head.offset), plane.src_token_stride",
-             "token(head.offset + (head.offset + head.window < head.length)), plane.src_token_stride"),
+    Breakage("mean begins one token late", SCATTER, "token(head.offset), plane.src_token_stride, head.window,",
+             "token(head.offset + (head.offset + head.window < head.length)), plane.src_token_stride, head.window,"),
     Breakage("tail begins inside the window", SCATTER, "const int64_t behind = head.offset + head.window;",
              "const int64_t behind = head.offset + head.window - 1;"),
     Breakage("mean multiplied by a reciprocal", MEAN, "sum[d] / count", "sum[d] * (1.0F / count)"),
-    Breakage("mean sums tokens out of order", MEAN,
-             "      total = _mm256_add_ps(total, Channels::load(src + 2 * token_stride));\n"
-             "      total = _mm256_add_ps(total, Channels::load(src + 3 * token_stride));",
-             "      total = _mm256_add_ps(total, _mm256_add_ps(Channels::load(src + 2 * token_stride),\n"
-             "                                                 Channels::load(src + 3 * token_stride)));"),
-    Breakage("mean summed in the cache's dtype", MEAN, "sum[d] += static_cast<float>(token[d]);",
-             "sum[d] = static_cast<float>(static_cast<T>(sum[d] + static_cast<float>(token[d])));"),
+    Breakage("mean summed pairwise", MEAN,
+             "      total = _mm256_add_ps(total, Channels::load(src));\n"
+             "      total = _mm256_add_ps(total, Channels::load(src + token_stride));\n",
+             "      total = _mm256_add_ps(total, _mm256_add_ps(Channels::load(src), Channels::load(src + token_stride)));\n"),
+    Breakage("mean loses the channels behind the last eight", MEAN, "count, channels - whole * kStep);", "count, 0);"),
     Breakage("an offset of -1 is not special", "csrc/scatter_args.h", "return head.offset == -1 || head.window == 0",
              "return head.window == 0"),
     Breakage("Omni leaves a row for the mean", SCATTER_ARGS, "(kind == ScatterKind::kRope ? 1 : 0)", "1"),
@@ -109,6 +109,13 @@ BREAKAGES = (
     Breakage("last of an odd number of units not gathered", UNITS, "if (u < units) {", "if (u + 1 < units) {"),
     Breakage("last byte of an odd row not written", SCATTER_ARGS, "plane.unit_bytes = plane.head_bytes;",
              "plane.unit_bytes = plane.head_bytes - (plane.head_bytes > 1 ? plane.head_bytes % 2 : 0);"),
+    Breakage("odd last unit of a row not read", LOOPS, "    if (u < units) {", "    if (u + 1 < units) {"),
+    Breakage("second unit read from the first", LOOPS, "load(from + t * paged_token_stride + paged_unit_stride)",
+             "load(from + t * paged_token_stride)"),
+    Breakage("NZ tokens sorted away from their slots", SCATTER, "tile[t].token * plane.src_token_stride",
+             "(begin + first + t) * plane.src_token_stride"),
+    Breakage("equal slots lose their order", SCATTER, "std::tie(slot, token) < std::tie(other.slot, other.token)",
+             "std::tie(slot, other.token) < std::tie(other.slot, token)"),
     Breakage("strided heads taken as dense", ROW, "if (row.units == 1 && row.paged_head_stride == row.unit_bytes) {",
              "if (row.units == 1) {"),
     Breakage("the remainder of a split is lost", PARALLEL, "at::parallel_for(0, count, grain, f);",
