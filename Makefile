@@ -1,4 +1,4 @@
-# make demo · make test · make lint · make clean
+# make demo · make test · make bench · make lint · make clean
 #
 # Each target does all of its own set-up. By default it makes .venv with pinned packages. To use an environment of
 # yours, `make test VENV=path/to/venv`; to use an interpreter as it is, `make test VENV= PYTHON=python`. A torch that is
@@ -25,7 +25,7 @@ STATE_NPU := $(VENV_NPU)/make
 INSTALL := -m pip --disable-pip-version-check install --quiet
 CLANG_FORMAT := $(PY) -c "import clang_format; clang_format.clang_format()"
 
-.PHONY: demo demo-npu test test-cpu test-npu build build-npu lint format clean
+.PHONY: demo demo-npu test test-cpu test-npu bench bench-npu bench-readme build build-npu lint format clean
 .DELETE_ON_ERROR:
 
 demo: build
@@ -43,6 +43,19 @@ test-npu: build-npu
 # The demo on npu:0 of the simulated CANN.
 demo-npu: build-npu
 	cd tests/npu && $(PY_NPU) ../cann_sim/run.py -- $(PY_NPU) -m pacache_torch demo --device npu $(DEMO_ARGS)
+
+# Leave the machine alone meanwhile. `make bench BENCH_ARGS=--quick` only shows that it runs.
+bench: build
+	$(PY) benchmarks/cpu_copy.py $(BENCH_ARGS)
+	$(PY) benchmarks/host_cost.py $(BENCH_ARGS)
+
+# Host cost of the NPU path, against torch_npu's own operators, on the simulated CANN.
+bench-npu: build-npu
+	$(PY_NPU) benchmarks/host_cost.py --npu simulated $(BENCH_ARGS)
+
+# The README's tables and plots from what the two have measured last.
+bench-readme: build
+	$(PY) benchmarks/readme.py
 
 lint: $(STATE)/linters build
 	$(PY) -m ruff check .
@@ -66,7 +79,7 @@ $(VENV)/bin/python:
 $(STATE)/installed: $(VENV)/bin/python
 endif
 
-$(STATE)/installed: requirements/torch.txt requirements/build.txt requirements/test.txt
+$(STATE)/installed: requirements/torch.txt requirements/build.txt requirements/bench.txt requirements/test.txt
 	$(PY) -c "import torch" 2>/dev/null || $(PY) $(INSTALL) -r requirements/torch.txt
 	$(PY) $(INSTALL) -r requirements/test.txt
 	@mkdir -p $(@D) && touch $@
@@ -83,7 +96,8 @@ $(PY_NPU):
 	$(PYTHON) -m venv $(VENV_NPU)
 	$@ $(INSTALL) --upgrade pip
 
-$(STATE_NPU)/installed: $(PY_NPU) requirements/torch.txt requirements/build.txt requirements/test.txt requirements/npu.txt
+$(STATE_NPU)/installed: $(PY_NPU) requirements/torch.txt requirements/build.txt requirements/bench.txt requirements/test.txt \
+    requirements/npu.txt
 	$(PY_NPU) $(INSTALL) -r requirements/torch.txt -r requirements/npu.txt
 	@mkdir -p $(@D) && touch $@
 
