@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,20 +106,23 @@ def scatter_pa_kv_cache(
         >>> key_cache[2, 1, 0], value_cache[0, 0, 0]
         (tensor([1., 2., 3.]), tensor([70., 80., 90.]))
     """
-    _scatter_pa_kv_cache(
-        key,
-        value,
-        key_cache,
-        value_cache,
-        slot_mapping,
-        compress_lens=compress_lens,
-        compress_seq_offsets=compress_seq_offsets,
-        seq_lens=seq_lens,
-        cache_mode=cache_mode,
-        scatter_mode=scatter_mode,
-        strides=strides,
-        offsets=offsets,
-    )
+    # The dispatcher's parsing costs about 0.2 us per argument by name: only what differs from the schema's defaults.
+    given: dict[str, Any] = {}
+    if cache_mode != "Norm":
+        given["cache_mode"] = cache_mode
+    if scatter_mode != "None":
+        given["scatter_mode"] = scatter_mode
+    if compress_lens is not None:
+        given["compress_lens"] = compress_lens
+    if compress_seq_offsets is not None:
+        given["compress_seq_offsets"] = compress_seq_offsets
+    if seq_lens is not None:
+        given["seq_lens"] = seq_lens
+    if strides is not None:
+        given["strides"] = strides
+    if offsets is not None:
+        given["offsets"] = offsets
+    _scatter_pa_kv_cache(key, value, key_cache, value_cache, slot_mapping, **given)
 
 
 def paged_cache_load(
@@ -197,17 +201,14 @@ def paged_cache_load(
         key, value = _allocate_outputs(key_cache, value_cache, context_lens, cache_mode, is_seq_lens_cumsum, num_tokens)
     elif num_tokens is not None:
         raise ValueError(f"paged_cache_load: num_tokens must be None when key and value are given, got {num_tokens}")
-    _paged_cache_load(
-        key_cache,
-        value_cache,
-        block_tables,
-        context_lens,
-        key,
-        value,
-        seq_starts=seq_starts,
-        cache_mode=cache_mode,
-        is_seq_lens_cumsum=is_seq_lens_cumsum,
-    )
+    given: dict[str, Any] = {}
+    if seq_starts is not None:
+        given["seq_starts"] = seq_starts
+    if cache_mode != "Norm":
+        given["cache_mode"] = cache_mode
+    if is_seq_lens_cumsum:
+        given["is_seq_lens_cumsum"] = is_seq_lens_cumsum
+    _paged_cache_load(key_cache, value_cache, block_tables, context_lens, key, value, **given)
     return key, value
 
 

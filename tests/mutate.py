@@ -87,7 +87,8 @@ BREAKAGES = (
     Breakage("mean summed pairwise", MEAN,
              "      total = _mm256_add_ps(total, Channels::load(src));\n"
              "      total = _mm256_add_ps(total, Channels::load(src + token_stride));\n",
-             "      total = _mm256_add_ps(total, _mm256_add_ps(Channels::load(src), Channels::load(src + token_stride)));\n"),
+             "      total = _mm256_add_ps(total, _mm256_add_ps(\n"
+             "          Channels::load(src), Channels::load(src + token_stride)));\n"),
     Breakage("mean loses the channels behind the last eight", MEAN, "count, channels - whole * kStep);", "count, 0);"),
     Breakage("an offset of -1 is not special", "csrc/scatter_args.h", "return head.offset == -1 || head.window == 0",
              "return head.window == 0"),
