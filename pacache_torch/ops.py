@@ -196,8 +196,8 @@ def paged_cache_load(
     """
     if key is None or value is None:
         if key is not None or value is not None:
-            given = "value" if key is None else "key"
-            raise ValueError(f"paged_cache_load: key and value must be given together, got only {given}")
+            only = "value" if key is None else "key"
+            raise ValueError(f"paged_cache_load: key and value must be given together, got only {only}")
         key, value = _allocate_outputs(key_cache, value_cache, context_lens, cache_mode, is_seq_lens_cumsum, num_tokens)
     elif num_tokens is not None:
         raise ValueError(f"paged_cache_load: num_tokens must be None when key and value are given, got {num_tokens}")
