@@ -326,6 +326,25 @@ void check_load_supported(const Product& product, const LoadArgs& args,
   }
 }
 
+void check_sibling_supported(const Product& product, const LoadArgs& args,
+                             const at::Tensor& key_cache,
+                             const at::Tensor& value_cache) {
+  const std::string with = c10::str(" with aclnnGatherPaKvCache in ",
+                                    layout_text(args), " on ", place(product));
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      key_cache.scalar_type() == value_cache.scalar_type(), kLoad,
+      ": value_cache must have the dtype of key_cache", with,
+      " (ATB's operator takes both), got ",
+      dtype_name(value_cache.scalar_type()));
+  for (const NamedTensor cache : {NamedTensor{"key_cache", &key_cache},
+                                  NamedTensor{"value_cache", &value_cache}}) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        cache.tensor->numel() <= std::numeric_limits<int32_t>::max(), kLoad,
+        ": ", cache.name, " must have fewer than 2^31 elements", with,
+        " (ATB's operator takes more), got ", cache.tensor->numel());
+  }
+}
+
 void require_dense(const Product& product, const ScatterArgs& args,
                    NamedTensor t) {
   require_dense(product, kScatter, scenario_text(args, mode_of(args)), t);

@@ -42,6 +42,12 @@ void check_scatter_supported(const Product& product, const ScatterArgs& args);
 void check_load_supported(const Product& product, const LoadArgs& args,
                           at::ScalarType key_dtype, at::ScalarType value_dtype);
 
+// As check_load_supported, for what only ATB's operator takes and
+// aclnnGatherPaKvCache does not.
+void check_sibling_supported(const Product& product, const LoadArgs& args,
+                             const at::Tensor& key_cache,
+                             const at::Tensor& value_cache);
+
 // NotImplementedError, as above, unless a cache or an output is dense.
 void require_dense(const Product& product, const ScatterArgs& args,
                    NamedTensor t);

@@ -12,7 +12,6 @@
 
 #include <array>
 #include <cstdlib>
-#include <limits>
 #include <map>
 #include <string_view>
 
@@ -173,19 +172,6 @@ const AclnnFunctions& sibling_functions() {
 }
 
 void load_with_sibling(const LoadArgs& args, const DeviceTensors& tensors) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      tensors.key_cache.scalar_type() == tensors.value_cache.scalar_type(), kOp,
-      ": value_cache must have the dtype of key_cache with ", kSibling,
-      " (ATB's operator takes both), got ",
-      dtype_name(tensors.value_cache.scalar_type()));
-  for (const NamedTensor cache :
-       {NamedTensor{"key_cache", &tensors.key_cache},
-        NamedTensor{"value_cache", &tensors.value_cache}}) {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        cache.tensor->numel() <= std::numeric_limits<int32_t>::max(), kOp, ": ",
-        cache.name, " must have fewer than 2^31 elements with ", kSibling,
-        " (ATB's operator takes more), got ", cache.tensor->numel());
-  }
   const char* cache_mode = args.nz ? "PA_NZ" : "Norm";
   auto call = std::make_shared<AclnnCall>(sibling_functions());
   call->tensor("key_cache", TensorDescriptor(tensors.key_cache))
@@ -243,6 +229,10 @@ void paged_cache_load(const at::Tensor& key_cache,
         NamedTensor{"value", &value}}) {
     require_dense(here, args, t);
   }
+  const bool sibling = load_backend() == LoadBackend::kSibling;
+  if (sibling) {
+    check_sibling_supported(here, args, key_cache, value_cache);
+  }
   const c10::DeviceGuard guard(key.device());
   if (check_values_enabled()) {
     check_values(args, in);
@@ -263,10 +253,10 @@ void paged_cache_load(const at::Tensor& key_cache,
   tensors.key = rows(key);
   tensors.value = rows(value);
   tensors.seq_starts = as_aligned_int32(seq_starts);
-  if (load_backend() == LoadBackend::kAtb) {
-    load_with_atb(args, tensors);
-  } else {
+  if (sibling) {
     load_with_sibling(args, tensors);
+  } else {
+    load_with_atb(args, tensors);
   }
 }
 
