@@ -13,7 +13,9 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,16 @@ def run(
         done = subprocess.run(command, env=env, text=True, capture_output=capture, timeout=timeout, check=False)
         violations = json.loads(report.read_text())["violations"] if report.exists() else None
     return Result(done.returncode, violations, done.stdout or "", done.stderr or "")
+
+
+@contextmanager
+def side_by_side(jobs: Mapping[str, Callable[[], Result]], workers: int = 2) -> Iterator[dict[str, Future[Result]]]:
+    """Start all jobs, a few at a time; what is not needed at the end is not started any more."""
+    pool = ThreadPoolExecutor(workers)
+    try:
+        yield {name: pool.submit(job) for name, job in jobs.items()}
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _parser() -> argparse.ArgumentParser:

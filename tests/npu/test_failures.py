@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from cann_sim import control  # noqa: E402
-from cann_sim.run import Result, run  # noqa: E402
+from cann_sim.run import Result, run, side_by_side  # noqa: E402
 
 # Code and symbolic name, as the specifications have them; and the beginning of what is likely to be the cause.
 ACLNN = {
@@ -623,10 +625,19 @@ def a_version_that_is_said() -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def results(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Result]]]:
+    """The cases that were selected, two at a time."""
+    here = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    jobs = {name: partial(in_process, name) for name in (item.callspec.params["name"] for item in here)}
+    with side_by_side(jobs) as running:
+        yield running
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_failure(name: str) -> None:
+def test_failure(name: str, results: dict[str, Future[Result]]) -> None:
     """The case passes; nothing leaks but what torch_npu itself leaves behind when its queue stops."""
-    result = in_process(name)
+    result = results[name].result()
     assert result.code == 0, result
     violations = result.violations
     assert violations is not None, result
