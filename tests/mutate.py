@@ -100,8 +100,8 @@ BREAKAGES = (
              "rows.push_back(0);"),
     Breakage("whole blocks are loaded", LOAD, "std::min(args.block_size - position, sequence_end - row)",
              "args.block_size - position"),
-    Breakage("empty sequences not stepped over", LOAD, "rows.end(), row) - rows.begin() - 1;",
-             "rows.end() - 1, row - 1) - rows.begin() - (row != first_row ? 1 : 0);"),
+    Breakage("a share of the rows begins in the next sequence", LOAD, "rows.end(), row) - rows.begin() - 1;",
+             "rows.end(), row) - rows.begin() - (row == first_row);"),
     # Moving bytes
     Breakage("last NZ unit of a head not written", SCATTER, "plane.head_bytes / plane.unit_bytes;",
              "plane.head_bytes / plane.unit_bytes - (plane.head_bytes > plane.unit_bytes);"),
