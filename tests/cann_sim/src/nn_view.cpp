@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "acl_codes.h"
@@ -58,6 +59,12 @@ T to_integer(double value) {
   return static_cast<T>(static_cast<int64_t>(value));
 }
 
+// Complex numbers and 8-bit floats are copied as bytes, not converted.
+void no_conversion(int data_type) {
+  violation("missing_operator", "conversion",
+            "from or to dtype number " + std::to_string(data_type));
+}
+
 double load_real(const uint8_t* from, int data_type) {
   switch (data_type) {
     case kFloat:
@@ -81,8 +88,12 @@ double load_real(const uint8_t* from, int data_type) {
       return load<int32_t>(from);
     case kUint32:
       return load<uint32_t>(from);
-    default:
+    case kInt64:
+    case kUint64:
       return static_cast<double>(load<int64_t>(from));
+    default:
+      no_conversion(data_type);
+      return 0;
   }
 }
 
@@ -127,7 +138,10 @@ void store_integer(uint8_t* to, int data_type, int64_t value) {
     case kUint64:
       return store(to, value);
     default:
-      return store_real(to, data_type, static_cast<double>(value));
+      if (is_floating(data_type)) {
+        return store_real(to, data_type, static_cast<double>(value));
+      }
+      return no_conversion(data_type);
   }
 }
 
