@@ -10,7 +10,7 @@ VENV ?= .venv
 VENV_NPU ?= .venv-npu
 
 NATIVE := setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h csrc/*/*.inc)
-PACKAGE := $(NATIVE) $(shell find pacache_torch -name '*.py' -o -name '*.txt')
+PACKAGE := $(NATIVE) $(shell find pacache_torch -name '*.py' -o -name '*.txt' -o -name '*.json' ! -name '_built_with.json')
 
 ifeq ($(strip $(VENV)),)
 PY := $(PYTHON)

@@ -22,6 +22,13 @@ _CPU_SCENARIOS = (
 )
 
 
+def _device(device: torch.device | str) -> torch.device:
+    """The device; ``"npu"`` is a name that torch knows only once torch_npu is imported."""
+    if isinstance(device, str) and device.partition(":")[0] == "npu":
+        _library.npu_module()  # raises the cause where there is none
+    return torch.device(device)
+
+
 def capabilities(device: torch.device | str = "cpu") -> dict[str, Any]:
     """Say what the operators can do on a device.
 
@@ -43,7 +50,7 @@ def capabilities(device: torch.device | str = "cpu") -> dict[str, Any]:
         >>> [row["mode"] for row in rows if row.get("scenario") == 5]
         ['Rope', 'Omni']
     """
-    kind = torch.device(device).type
+    kind = _device(device).type
     if kind == "cpu":
         copies = [_rules.dtype_name(dtype) for dtype in _rules.COPY_DTYPES]
         means = [_rules.dtype_name(dtype) for dtype in _rules.MEAN_DTYPES]
@@ -78,7 +85,7 @@ def warmup(device: torch.device | str) -> None:
         RuntimeError: a function is missing, with where it was looked for.
         ValueError: another kind of device.
     """
-    target = torch.device(device)
+    target = _device(device)
     if target.type == "cpu":
         return
     if target.type not in ("npu", "privateuseone"):
