@@ -87,6 +87,8 @@ def calls() -> Iterator[Calls]:
         yield made
     finally:
         made.update(_difference(_difference(_counters(), before), cost))
+        # torch_npu's queue thread sets its device when it starts, whenever that is.
+        made.pop("aclrtSetDevice", None)
 
 
 def launched(made: Calls) -> dict[str, int]:
