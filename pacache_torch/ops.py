@@ -94,8 +94,12 @@ def scatter_pa_kv_cache(
         Duplicate slots: the last token wins when the call runs on one thread, and always under
         ``torch.use_deterministic_algorithms(True)``; otherwise it is unspecified which one does.
 
-        Values of index tensors are checked on the CPU always. Source of the semantics: CANN's
-        ``aclnnScatterPaKvCache`` and its A2/A3 kernels.
+        Values of index tensors are checked on the CPU always, on the NPU with ``PACACHE_CHECK=1`` (it waits for the
+        device). The device kernels of Rope and NHSD do not skip negative slots: do not pass any there (with
+        ``PACACHE_CHECK=1`` they are refused). On the NPU caches must be dense; see ``pacache_torch.capabilities``.
+
+        A window mean that is not a number is some NaN; every other result is the same bits everywhere. Source of the
+        semantics: CANN's ``aclnnScatterPaKvCache`` and its A2/A3 kernels.
 
     Example:
         >>> key_cache = torch.zeros(4, 2, 1, 3)              # 4 blocks of 2 tokens, 1 head of size 3
