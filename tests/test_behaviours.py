@@ -644,6 +644,44 @@ def test_head_sizes_need_no_alignment(size: int, dtype: torch.dtype) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# The window's mean
+
+
+@pytest.mark.parametrize("size", (3, 8, 21, 40))
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16, torch.float32), ids=str)
+def test_a_mean_is_one_sum_in_token_order(dtype: torch.dtype, size: int) -> None:
+    """Windows of 1 to 67 tokens of every magnitude: another order of additions, or of roundings, gives other bits."""
+    windows = [1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 31, 64, 67]
+    lens = [window + 4 for window in windows]
+    heads, total = 2, sum(lens)
+    slots = [h * 300 + sum(lens[:b]) for b in range(len(lens)) for h in range(heads)]
+    generator = torch.Generator().manual_seed(size)
+    numbers = (
+        torch.randn(2, total, heads, size, generator=generator)
+        * 2 ** torch.arange(-6.0, 7.0)[torch.randint(13, (2, total, heads, size), generator=generator)]
+    )
+
+    def arguments() -> Arguments:
+        b = Build("cpu")
+        key, value = b.tensor(total, heads, size, dtype=dtype), b.tensor(total, heads, size, dtype=dtype)
+        key.copy_(numbers[0]), value.copy_(numbers[1])
+        return {
+            "key": key,
+            "value": value,
+            "key_cache": b.tensor(90, 7, 1, size, dtype=dtype),
+            "value_cache": b.tensor(90, 7, 1, size, dtype=dtype),
+            "slot_mapping": b.index(slots),
+            "compress_lens": b.index([window for window in windows for _ in range(heads)]),
+            "compress_seq_offsets": b.index([offset for _ in windows for offset in (1, 3)]),
+            "seq_lens": b.index(lens),
+            "scatter_mode": "Rope",
+        }
+
+    assert total == 278 and max(slots) + lens[-1] <= 90 * 7
+    assert agree(SCATTER, arguments)["key_cache"].isfinite().all()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Loads
 
 
