@@ -51,7 +51,6 @@ PARALLEL = "csrc/cpu/parallel.h"
 MEAN = "csrc/cpu/window_mean.cpp"
 LOOPS = "csrc/cpu/copy_loops.inc"
 MEAN = "csrc/cpu/window_mean.cpp"
-UNITS = "csrc/cpu/copy_loops.inc"
 SCATTER_ARGS = "csrc/scatter_args.cpp"
 LOAD_ARGS = "csrc/load_args.cpp"
 MEMORY = "csrc/memory_rules.cpp"
@@ -107,7 +106,6 @@ BREAKAGES = (
              "plane.head_bytes / plane.unit_bytes - (plane.head_bytes > plane.unit_bytes);"),
     Breakage("last NZ unit of a head not read", LOAD, "plane.head_bytes / plane.unit_bytes;",
              "plane.head_bytes / plane.unit_bytes - (plane.head_bytes > plane.unit_bytes);"),
-    Breakage("last of an odd number of units not gathered", UNITS, "if (u < units) {", "if (u + 1 < units) {"),
     Breakage("last byte of an odd row not written", SCATTER_ARGS, "plane.unit_bytes = plane.head_bytes;",
              "plane.unit_bytes = plane.head_bytes - (plane.head_bytes > 1 ? plane.head_bytes % 2 : 0);"),
     Breakage("odd last unit of a row not read", LOOPS, "    if (u < units) {", "    if (u + 1 < units) {"),
