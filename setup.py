@@ -100,9 +100,9 @@ def extensions() -> list[setuptools.Extension]:
 class BuildAndRecord(BuildExtension):
     """Writes what was built against beside the libraries: it must be readable when they do not load."""
 
-    def build_extensions(self) -> None:
-        """Build, then leave the record beside every library."""
-        super().build_extensions()
+    def run(self) -> None:
+        """Build, then leave the record beside every library (in the source tree for an in-place build)."""
+        super().run()
         for extension in self.extensions:
             record = Path(self.get_ext_fullpath(extension.name)).parent / "_built_with.json"
             built_with = {"torch": torch.__version__, "python": sys.version.split()[0]}
