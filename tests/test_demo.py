@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import pacache_torch.ops as ops
 from pacache_torch import __main__ as command_line
+from pacache_torch.blocks import BlockAllocator, BlockTable
 from pacache_torch.demo import cli
-from pacache_torch.demo.block_allocator import BlockAllocator, OutOfBlocks
 from pacache_torch.demo.check import compare_tokens
 from pacache_torch.demo.dense_cache import DenseCache
 from pacache_torch.demo.model import Decoder, DecoderConfig
@@ -309,34 +308,6 @@ def test_to_text_is_one_printable_line() -> None:
     assert to_text([72, 105, 10, 0xFF, 33]) == "Hi \N{REPLACEMENT CHARACTER}!"
 
 
-def test_allocator_hands_out_each_block_once_and_never_block_0() -> None:
-    allocator = BlockAllocator(40)
-    blocks = allocator.allocate(20) + allocator.allocate(19)
-    assert sorted(blocks) == list(range(1, 40))
-    neighbours = sum(abs(a - b) == 1 for a, b in pairwise(blocks))
-    assert neighbours < 8, "blocks should come out scattered"
-    with pytest.raises(OutOfBlocks):
-        allocator.allocate(1)
-    allocator.free(blocks[:5])
-    assert sorted(allocator.allocate(5)) == sorted(blocks[:5])
-    assert allocator.peak_used == 39 and allocator.total_handed_out == 44
-
-
-def test_allocator_hands_out_nothing_when_it_cannot_hand_out_all() -> None:
-    allocator = BlockAllocator(4)
-    with pytest.raises(OutOfBlocks):
-        allocator.allocate(4)
-    assert allocator.num_used == 0 and len(allocator.allocate(3)) == 3
-
-
-def test_allocator_refuses_a_block_that_is_not_in_use() -> None:
-    allocator = BlockAllocator(4)
-    blocks = allocator.allocate(2)
-    allocator.free(blocks)
-    with pytest.raises(ValueError, match=f"block {blocks[0]} is not in use"):
-        allocator.free(blocks)
-
-
 def all_steps(scheduler: Scheduler) -> Iterator[Step]:
     """Run a schedule to its end, sampling token 7 everywhere; yield each step as it is chosen."""
     for _ in range(1000):
@@ -362,8 +333,8 @@ def test_scheduler_feeds_every_token_once_in_order_within_the_budget() -> None:
             assert chunk.row == row and chunk.start == len(fed[chunk.sequence.request.id])
             row += chunk.count
             fed[chunk.sequence.request.id] += range(chunk.start, chunk.length)
-            assert len(chunk.sequence.block_table) == -(-chunk.length // 4)
-            owners += chunk.sequence.block_table
+            assert len(chunk.sequence.block_table.blocks) == -(-chunk.length // 4)
+            owners += chunk.sequence.block_table.blocks
             tokens[chunk.sequence.request.id] = chunk.sequence.tokens
         assert len(set(owners)) == len(owners), "a block has two owners"
         assert step.positions == [p for c in step.chunks for p in range(c.start, c.length)]
@@ -422,7 +393,7 @@ def test_serving_equals_the_decoder_with_no_cache_and_no_batch() -> None:
     result = serve(decoder, cache, scheduler)
     assert result.mixed_steps > 0 and result.continued_chunks > 0
     for request in requests:
-        sequence = Sequence(request, list(request.prompt))
+        sequence = Sequence(request, list(request.prompt), BlockTable(BlockAllocator(2), 4))
         while not sequence.is_complete:
             chunk = Chunk(sequence, start=0, count=len(sequence.tokens), row=0)
             logits = decoder.forward(Step((chunk,)), NoCache())

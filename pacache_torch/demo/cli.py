@@ -17,8 +17,8 @@ import torch
 from tqdm import tqdm
 
 from pacache_torch import LibraryNotLoadedError
+from pacache_torch.blocks import BlockAllocator, blocks_for
 from pacache_torch.demo import report as reporting
-from pacache_torch.demo.block_allocator import BlockAllocator
 from pacache_torch.demo.check import CheckedCache, compare_tokens
 from pacache_torch.demo.dense_cache import DenseCache
 from pacache_torch.demo.device import DeviceUnavailable, choose_device, simulated_note
@@ -200,8 +200,8 @@ def _run_paged(
 def _scheduler(config: DemoConfig, requests: list[Request]) -> tuple[Scheduler, BlockAllocator]:
     # The pool holds two thirds of the traffic, so that late requests wait for blocks and get
     # those of others, with the others' rows still in them.
-    blocks = [-(-request.max_cached // config.block_size) for request in requests]
-    allocator = BlockAllocator(1 + max(max(blocks), sum(blocks) * 2 // 3), seed=1)
+    blocks = [blocks_for(request.max_cached, config.block_size) for request in requests]
+    allocator = BlockAllocator(1 + max(max(blocks), sum(blocks) * 2 // 3), shuffle_seed=1)
     scheduler = Scheduler(requests, allocator, block_size=config.block_size, token_budget=config.token_budget)
     return scheduler, allocator
 

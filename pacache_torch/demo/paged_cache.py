@@ -64,7 +64,7 @@ class PagedCache:
     def begin_step(self, step: Step) -> None:
         """Compute slots, block tables and lengths once; every layer uses the same ones."""
         chunks = step.chunks
-        tables = layouts.pad_block_tables([chunk.sequence.block_table for chunk in chunks])
+        tables = layouts.pad_block_tables([chunk.sequence.block_table.blocks for chunk in chunks])
         table_rows = [row for row, chunk in enumerate(chunks) for _ in range(chunk.count)]
         slots = layouts.slot_mapping(tables, torch.tensor(table_rows), torch.tensor(step.positions), self.block_size)
         # int32 is what the NPU kernels read; the slots of a cache this size fit.

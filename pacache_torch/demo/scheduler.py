@@ -9,9 +9,9 @@ them to their last token, and leave, with their blocks, as soon as they are comp
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from pacache_torch.demo.block_allocator import BlockAllocator
+from pacache_torch.blocks import BlockAllocator, BlockTable, blocks_for
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Sequence:
 
     request: Request
     tokens: list[int]
+    block_table: BlockTable
     num_cached: int = 0
-    block_table: list[int] = field(default_factory=list)
 
     @property
     def is_complete(self) -> bool:
@@ -153,8 +153,7 @@ class Scheduler:
                 complete.append(sequence)
         for sequence in complete:
             self._running.remove(sequence)
-            self._allocator.free(sequence.block_table)
-            sequence.block_table = []
+            sequence.block_table.free()
             self._promised_blocks -= self._blocks_for(sequence.request.max_cached)
         return complete
 
@@ -167,7 +166,8 @@ class Scheduler:
                 return
             request = self._waiting.popleft()
             self._promised_blocks += needed
-            self._running.append(Sequence(request, list(request.prompt)))
+            table = BlockTable(self._allocator, self._block_size)
+            self._running.append(Sequence(request, list(request.prompt), table))
 
     def _choose_chunks(self) -> list[Chunk]:
         def pending(sequence: Sequence) -> int:
@@ -182,12 +182,12 @@ class Scheduler:
             if count == 0:
                 continue
             chunk = Chunk(sequence, sequence.num_cached, count, row)
-            missing = self._blocks_for(chunk.length) - len(sequence.block_table)
-            sequence.block_table += self._allocator.allocate(missing)
+            # A table of one's own: no block is shared, so there is nothing to copy first.
+            sequence.block_table.reserve(chunk.start, chunk.length)
             chunks.append(chunk)
             budget -= count
             row += count
         return chunks
 
     def _blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._block_size)
+        return blocks_for(num_tokens, self._block_size)
