@@ -22,6 +22,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from cann_sim import build  # noqa: E402
+from soak import SOAK  # noqa: E402
 
 PARITY = "test_device_parity.py"
 EVERYTHING = (
@@ -49,6 +50,19 @@ class Run:
     at_least: int = 700
 
 
+LIVES = ("test_device_stateful.py",)
+LONG_LIVES = {
+    "8.5.0 A2, lives": Run({"version": "8.5.0", "soc": "A2"}, {}, LIVES, at_least=5),
+    "9.0.0 A3, lives, task queue 2": Run(
+        {"version": "9.0.0", "soc": "A3"}, {"TASK_QUEUE_ENABLE": "2"}, LIVES, at_least=5
+    ),
+    "9.1.0 A2 lazy, lives, aclnn": Run(
+        {"version": "9.1.0", "soc": "A2", "lazy": True}, {"PACACHE_LOAD_BACKEND": "aclnn"}, LIVES, at_least=8
+    ),
+    "9.1.0 A2 lazy, lives, checked": Run(
+        {"version": "9.1.0", "soc": "A2", "lazy": True}, {"PACACHE_CHECK": "1"}, LIVES, at_least=8
+    ),
+}
 RUNS = {
     "8.5.0 A2": Run({"version": "8.5.0", "soc": "A2"}),
     "8.5.0 A3 lazy": Run({"version": "8.5.0", "soc": "A3", "lazy": True}, VERIFY_KEYS),
@@ -93,6 +107,9 @@ RUNS = {
     "9.0.0 A3, no executor cache": Run(
         {"version": "9.0.0", "soc": "A3"}, {"PACACHE_EXECUTOR_CACHE": "0"}, (PARITY,), BRIEF, 18
     ),
+    # Long lives of a cache.
+    "9.1.0 A3 lazy, lives": Run({"version": "9.1.0", "soc": "A3", "lazy": True}, {}, LIVES, at_least=8),
+    **(LONG_LIVES if SOAK else {}),
     # What has none of it.
     "9.1.0 310P": Run({"version": "9.1.0", "soc": "310P"}, files=("test_refused_products.py",), at_least=13),
     "8.3.RC1.alpha003 A2": Run(
@@ -100,7 +117,7 @@ RUNS = {
     ),
 }
 STEERING = ("PACACHE_", "TASK_QUEUE_", "ASCEND_", "CANN_SIM_")
-KEPT = ("PACACHE_REQUIRE_ALL",)
+KEPT = ("PACACHE_REQUIRE_ALL", "PACACHE_SOAK")
 
 
 def variables(run: Run, report: Path) -> dict[str, str]:
@@ -126,7 +143,7 @@ def test_on_simulated_npu(name: str, tmp_path: Path) -> None:
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=600,
+        timeout=6000 if SOAK else 600,
         check=False,
     )
     if done.returncode != 0:
