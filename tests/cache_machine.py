@@ -11,7 +11,7 @@ A machine runs on the device that its class names. What a device refuses must ra
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,13 +31,16 @@ from soak import SOAK, short_or_long
 from torch import Tensor
 
 from pacache_torch import layouts
-from pacache_torch.demo.block_allocator import BlockAllocator, OutOfBlocks
+from pacache_torch.blocks import BlockAllocator, BlockCopy, BlockTable, OutOfBlocks
 
 ops = torch.ops.pacache
 INDEX_DTYPES = st.sampled_from((torch.int32, torch.int64))
 NOBODY = st.sampled_from((0, -1, 2**31 - 1))  # what stands in a table where a sequence has no block
 
-COLUMNS = ("step", "prefill", "decode", "fork", "copy on write", "full", "preempt", "resume", "load", "bad call")
+COLUMNS = (
+    *("step", "prefill", "decode", "fork", "copy on write", "take back", "full", "preempt", "resume", "load"),
+    "bad call",
+)
 LIVES, STEPS = short_or_long((25, 40), (1000, 60))
 
 steps = Counter[str]()  # what was done by all machines of this process
@@ -47,9 +50,9 @@ steps = Counter[str]()  # what was done by all machines of this process
 class Sequence:
     """A sequence: its blocks, and its rows without any."""
 
+    table: BlockTable
     key: Tensor
     value: Tensor
-    table: list[int] = field(default_factory=list)
 
     @property
     def length(self) -> int:
@@ -57,7 +60,7 @@ class Sequence:
         return self.key.size(0)
 
     def __repr__(self) -> str:
-        return f"{self.length} tokens in blocks {self.table}"
+        return f"{self.length} tokens in blocks {self.table.blocks}"
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -97,8 +100,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.caches = self.layout.caches(self.memory, self.g)
         in_model = self.layout.caches(self.model, self.g)
         self.places = [self.layout.by_token(cache) for cache in in_model if cache is not None]
-        self.allocator = BlockAllocator(self.g.blocks, seed=seed)
-        self.owners = Counter[int]()
+        self.allocator = BlockAllocator(self.g.blocks, shuffle_seed=seed)
         self.running: list[Sequence] = []
         self.preempted: list[Sequence] = []
 
@@ -108,7 +110,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(data=st.data(), count=st.integers(1, 12))
     def prefill(self, data: Any, count: int) -> None:
         """A sequence begins with some tokens."""
-        new = Sequence(*self._rows(0))
+        new = self._begin()
         if self._append(data, [(new, count)]):
             self.running.append(new)
             steps["prefill"] += 1
@@ -124,7 +126,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(data=st.data(), count=st.integers(2, 9))
     def decode_beside_a_prefill(self, data: Any, count: int) -> None:
         """A chunk of a new sequence, a chunk of an old one, and one token for others, in one call."""
-        new = Sequence(*self._rows(0))
+        new = self._begin()
         old = self._some(data)
         if self._append(data, [(new, count), (old[0], 3), *((sequence, 1) for sequence in old[1:])]):
             self.running.append(new)
@@ -136,12 +138,21 @@ class CacheMachine(RuleBasedStateMachine):
         """A sequence goes on twice: both share all blocks, until one of them writes."""
         parent = data.draw(st.sampled_from(self.running), label="parent")
         keep = data.draw(st.integers(1, parent.length), label="shared tokens")
-        child = Sequence(parent.key[:keep], parent.value[:keep], parent.table[: -(-keep // self.g.block_size)])
-        self.owners.update(child.table)
+        child = Sequence(parent.table.fork(keep), parent.key[:keep], parent.value[:keep])
         self.running.append(child)
         steps["fork"] += 1
         if data.draw(st.booleans(), label="both go on"):
             self._append(data, [(parent, 1), (child, 2)])
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def take_back(self, data: Any) -> None:
+        """The last tokens of a sequence are not wanted after all."""
+        sequence = data.draw(st.sampled_from(self.running), label="sequence")
+        keep = data.draw(st.integers(1, sequence.length), label="tokens kept")
+        sequence.table.crop(keep)
+        sequence.key, sequence.value = sequence.key[:keep], sequence.value[:keep]
+        steps["take back"] += 1
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -166,7 +177,7 @@ class CacheMachine(RuleBasedStateMachine):
     def resume(self, data: Any) -> None:
         """A preempted sequence is written back, into other blocks."""
         sequence = data.draw(st.sampled_from(self.preempted), label="sequence")
-        back = Sequence(*self._rows(0))
+        back = self._begin()
         if self._append(data, [(back, sequence.length)], rows=(sequence.key, sequence.value)):
             self.preempted.remove(sequence)
             self.running.append(back)
@@ -220,8 +231,9 @@ class CacheMachine(RuleBasedStateMachine):
         if not hasattr(self, "memory"):
             return
         steps["step"] += 1
-        used = {block for sequence in self.running for block in sequence.table}
-        assert used == set(self.owners) and self.allocator.num_used == len(used)
+        held = Counter(block for sequence in self.running for block in sequence.table.blocks)
+        assert all(self.allocator.holders(block) == count for block, count in held.items())
+        assert self.allocator.num_used == len(held)
         if self.running:
             self._load(None, self.running)
 
@@ -244,74 +256,44 @@ class CacheMachine(RuleBasedStateMachine):
         )
         return [self.running[i] for i in chosen]
 
-    def _give_up(self, sequence: Sequence) -> None:
-        """A sequence leaves; blocks that nobody else holds are free again."""
-        self.running.remove(sequence)
-        self._disown(sequence.table)
-        sequence.table = []
+    def _begin(self) -> Sequence:
+        """A sequence without tokens."""
+        return Sequence(BlockTable(self.allocator, self.g.block_size), *self._rows(0))
 
-    def _disown(self, blocks: list[int]) -> None:
-        self.owners.subtract(blocks)
-        gone = [block for block in blocks if self.owners[block] == 0]
-        for block in gone:
-            del self.owners[block]
-        self.allocator.free(gone)
+    def _give_up(self, sequence: Sequence) -> None:
+        """A sequence leaves."""
+        self.running.remove(sequence)
+        sequence.table.free()
 
     def _append(self, data: Any, chunks: list[tuple[Sequence, int]], rows: tuple[Tensor, Tensor] | None = None) -> bool:
-        """Give each sequence so many tokens more, all in one call. False, and nothing done, when the cache is full."""
-        size = self.g.block_size
-        needed, copied = 0, []
-        holders = Counter(self.owners)
-        for sequence, count in chunks:
-            needed += -(-(sequence.length + count) // size) - len(sequence.table)
-            # The last block is shared and not full: its writer needs one of its own, all writers but the last owner.
-            if sequence.length % size and holders[sequence.table[-1]] > 1:
-                holders[sequence.table[-1]] -= 1
-                copied.append(sequence)
+        """Give each sequence so many tokens more, all in one call. False when the cache is full: then no token is."""
         try:
-            blocks = self.allocator.allocate(needed + len(copied))
+            for sequence, count in chunks:
+                for copy in sequence.table.reserve(sequence.length, sequence.length + count):
+                    self._copy(data, sequence, copy)
         except OutOfBlocks:
+            for sequence, _ in chunks:
+                sequence.table.crop(sequence.length)
             steps["full"] += 1
             return False
-        self.owners.update(blocks)
-        for sequence in copied:
-            self._copy_last_block(data, sequence, blocks.pop())
-        starts = [sequence.length for sequence, _ in chunks]
-        for sequence, count in chunks:
-            while len(sequence.table) * size < sequence.length + count:
-                sequence.table.append(blocks.pop())
-        total = sum(count for _, count in chunks)
-        key, value = self._rows(total) if rows is None else rows
-        self._write(
-            data,
-            [sequence.table for sequence, _ in chunks],
-            [
-                (i, start + j)
-                for i, (start, (_, count)) in enumerate(zip(starts, chunks, strict=True))
-                for j in range(count)
-            ],
-            key,
-            value,
-        )
-        row = 0
-        for sequence, count in chunks:
-            sequence.key = torch.cat((sequence.key, key[row : row + count]))
-            sequence.value = torch.cat((sequence.value, value[row : row + count]))
-            row += count
+        key, value = self._rows(sum(count for _, count in chunks)) if rows is None else rows
+        tokens = [(i, s.length + j) for i, (s, count) in enumerate(chunks) for j in range(count)]
+        self._write(data, [sequence.table.blocks for sequence, _ in chunks], tokens, key, value)
+        counts = [count for _, count in chunks]
+        for (sequence, _), new_key, new_value in zip(chunks, key.split(counts), value.split(counts), strict=True):
+            sequence.key = torch.cat((sequence.key, new_key))
+            sequence.value = torch.cat((sequence.value, new_value))
         return True
 
-    def _copy_last_block(self, data: Any, sequence: Sequence, block: int) -> None:
-        """Copy on write, through the operators."""
-        first = (len(sequence.table) - 1) * self.g.block_size
-        count = sequence.length - first
+    def _copy(self, data: Any, sequence: Sequence, copy: BlockCopy) -> None:
+        """Copy the last tokens of a sequence into a block of its own, through the operators."""
+        first = sequence.length - copy.num_tokens
+        key, value = sequence.key[first:], sequence.value[first:]
         if self.loads:
-            tail = Sequence(sequence.key[first:], sequence.value[first:], sequence.table[-1:])
-            key, value = self._load(data, [tail], whole=True)
-        else:
-            key, value = sequence.key[first:], sequence.value[first:]
-        self._write(data, [[block]], [(0, j) for j in range(count)], key, value)
-        self._disown(sequence.table[-1:])
-        sequence.table[-1] = block
+            shared = BlockTable(self.allocator, self.g.block_size)
+            shared.blocks = [copy.source]
+            key, value = self._load(data, [Sequence(shared, key, value)], whole=True)
+        self._write(data, [[copy.target]], [(0, j) for j in range(copy.num_tokens)], key, value)
         steps["copy on write"] += 1
 
     def _write(
@@ -389,7 +371,7 @@ class CacheMachine(RuleBasedStateMachine):
         wanted = [torch.cat((n[:before], rows, n[end:])) for n, rows in zip(noise, expected, strict=True)]
         out = [n.to(self.device) for n in noise]
         lens = [before + sum(lengths[:i]) for i in range(len(lengths) + 1)] if cumsum else lengths
-        tables = layouts.pad_block_tables([s.table for s in sequences], fill=fill, dtype=index[0])
+        tables = layouts.pad_block_tables([s.table.blocks for s in sequences], fill=fill, dtype=index[0])
         arguments = (
             key_cache,
             value_cache,
