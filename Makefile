@@ -8,6 +8,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 VENV_NPU ?= .venv-npu
+VENV_VLLM ?= .venv-vllm
 
 NATIVE := setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h csrc/*/*.inc)
 PACKAGE := $(NATIVE) $(shell find pacache_torch -name '*.py' -o -name '*.txt' -o -name '*.json' ! -name '_built_with.json')
@@ -21,11 +22,13 @@ STATE := $(VENV)/make
 endif
 PY_NPU := $(abspath $(VENV_NPU))/bin/python
 STATE_NPU := $(VENV_NPU)/make
+PY_VLLM := $(abspath $(VENV_VLLM))/bin/python
+STATE_VLLM := $(VENV_VLLM)/make
 
 INSTALL := -m pip --disable-pip-version-check install --quiet
 CLANG_FORMAT := $(PY) -c "import clang_format; clang_format.clang_format()"
 
-.PHONY: demo demo-npu test test-cpu test-npu bench bench-npu bench-readme build build-npu lint format clean
+.PHONY: demo demo-npu test test-cpu test-npu test-vllm bench bench-npu bench-readme build build-npu build-vllm lint format clean
 .DELETE_ON_ERROR:
 
 demo: build
@@ -34,11 +37,15 @@ demo: build
 test: test-cpu test-npu
 
 test-cpu: build
-	$(PY) -m pytest --ignore tests/npu $(TEST_ARGS)
+	$(PY) -m pytest --ignore tests/npu --ignore tests/vllm_engine $(TEST_ARGS)
 
 # From tests/npu, so that the installed package is imported and not the source tree.
 test-npu: build-npu
 	cd tests/npu && $(PY_NPU) -m pytest . $(TEST_ARGS)
+
+# A real vLLM engine generates through the operators. Not part of `make test`: its environment takes 2 GiB.
+test-vllm: build-vllm
+	cd tests/vllm_engine && $(PY_VLLM) -m pytest . $(TEST_ARGS)
 
 # The demo on npu:0 of the simulated CANN.
 demo-npu: build-npu
@@ -70,6 +77,7 @@ format: $(STATE)/linters
 
 build: $(STATE)/built
 build-npu: $(STATE_NPU)/built
+build-vllm: $(STATE_VLLM)/built
 
 # What an environment holds is told by its stamps: one that is older than what it was made from is made again.
 ifneq ($(strip $(VENV)),)
@@ -107,6 +115,22 @@ $(STATE_NPU)/built: $(STATE_NPU)/installed $(PACKAGE)
 	PACACHE_WITH_NPU=1 $(PY_NPU) $(INSTALL) --no-build-isolation --no-deps --force-reinstall .
 	@mkdir -p $(@D) && touch $@
 
+$(PY_VLLM):
+	$(PYTHON) -m venv $(VENV_VLLM)
+	$@ $(INSTALL) --upgrade pip
+
+$(STATE_VLLM)/installed: $(PY_VLLM) requirements/torch.txt requirements/build.txt requirements/bench.txt \
+    requirements/test.txt requirements/vllm.txt requirements/vllm_needs.txt
+	$(PY_VLLM) $(INSTALL) -r requirements/torch.txt -r requirements/vllm_needs.txt
+	$(PY_VLLM) $(INSTALL) --no-deps -r requirements/vllm.txt
+	@mkdir -p $(@D) && touch $@
+
+# Installed, not editable, so that vLLM finds the plugin as a user's vLLM does.
+$(STATE_VLLM)/built: $(STATE_VLLM)/installed $(PACKAGE)
+	rm -rf build/lib* build/bdist*
+	PACACHE_WITH_NPU=0 $(PY_VLLM) $(INSTALL) --no-build-isolation --no-deps --force-reinstall .
+	@mkdir -p $(@D) && touch $@
+
 clean:
-	rm -rf build dist *.egg-info .venv .venv-npu tests/cann_sim/build
+	rm -rf build dist *.egg-info .venv .venv-npu .venv-vllm tests/cann_sim/build
 	rm -f pacache_torch/*.so pacache_torch/_built_with.json
