@@ -15,41 +15,27 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import model_directory
 import pytest
+import record
 from model_directory import NUM_LAYERS
-from scenarios import BLOCK_SIZE, NEW_TOKENS, SCENARIOS
+from record import Job, Results
+from scenarios import NEW_TOKENS, SCENARIOS
 
 HERE = Path(__file__).resolve().parent
-Results = dict[str, dict[str, Any]]
 
 FLOAT32_NOISE = 1e-3  # of a logprob; 40 times what is seen
 
 
-@dataclass(frozen=True)
-class Job:
-    """One process: which backend generates which scenarios, and how."""
-
-    backend: str | None = None  # PACACHE_VLLM_BACKEND
-    instead: str | None = None  # a class of other_backends in its place
-    dtype: str = "float32"
-    scenarios: tuple[str, ...] = tuple(SCENARIOS)
-    eager: bool = True
-    rows_at_once: int | None = None
-    block_size: int = BLOCK_SIZE
-    own_process: bool = False  # the engine in a process that vLLM spawns, where nobody watches
-
-
 @pytest.fixture(scope="session")
-def generate(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Job], Results]:
+def generate(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Callable[[Job], Results]:
     """Run a job, once in a session."""
     folder = tmp_path_factory.mktemp("vllm")
     model = model_directory.make(folder / "model")
-    done: dict[Job, Results] = {}
+    done = request.config.stash[record.DONE]
 
     def run(job: Job) -> Results:
         if job not in done:
@@ -207,7 +193,7 @@ def test_a_fault_is_noticed(generate: Callable[[Job], Results], fault: str, scen
 def test_16_bits_are_those_of_a_plain_write(generate: Callable[[Job], Results], dtype: str, scenario: str) -> None:
     scenarios = ("chunked", "prefix", "preempt")
     ours = generate(Job("packed", dtype=dtype, scenarios=scenarios))[scenario]
-    plain = generate(Job("packed", "PlainWrite", dtype=dtype, scenarios=scenarios))[scenario]
+    plain = generate(Job("packed", record.PLAIN, dtype=dtype, scenarios=scenarios))[scenario]
     ran_through_the_operators(ours, "PackedImpl")
     assert plain["implementations"] == ["other_backends.WritesByIndexing"] * NUM_LAYERS
     assert "pacache::scatter_pa_kv_cache" not in plain["operators"]
@@ -216,7 +202,7 @@ def test_16_bits_are_those_of_a_plain_write(generate: Callable[[Job], Results], 
 
 
 def test_an_engine_in_a_process_of_its_own(generate: Callable[[Job], Results]) -> None:
-    """What is registered in Python holds in the process that vLLM spawns; without an environment variable of the user's."""
+    """What is registered in Python, with no variable set, holds in the process that vLLM spawns."""
     job = Job("contiguous", scenarios=("mixed",), own_process=True)
     name = "pacache_torch.integrations.vllm_backend.ContiguousImpl"
     assert generate(job)["mixed"]["implementations"] == [name] * NUM_LAYERS
