@@ -1,4 +1,4 @@
-# make demo · make test · make bench · make lint · make clean
+# make demo · make test · make soak · make bench · make lint · make clean
 #
 # Each target does all of its own set-up. By default it makes .venv with pinned packages. To use an environment of
 # yours, `make test VENV=path/to/venv`; to use an interpreter as it is, `make test VENV= PYTHON=python`. A torch that is
@@ -28,7 +28,7 @@ STATE_VLLM := $(VENV_VLLM)/make
 INSTALL := -m pip --disable-pip-version-check install --quiet
 CLANG_FORMAT := $(PY) -c "import clang_format; clang_format.clang_format()"
 
-.PHONY: demo demo-npu test test-cpu test-npu test-vllm bench bench-npu bench-readme build build-npu build-vllm lint format clean
+.PHONY: demo demo-npu test test-cpu test-npu test-vllm soak bench bench-npu bench-readme build build-npu build-vllm lint format clean
 .DELETE_ON_ERROR:
 
 demo: build
@@ -46,6 +46,13 @@ test-npu: build-npu
 # A real vLLM engine generates through the operators. Not part of `make test`: its environment takes 2 GiB.
 test-vllm: build-vllm
 	cd tests/vllm_engine && $(PY_VLLM) -m pytest . $(TEST_ARGS)
+
+# The long forms of some tests (an hour or so), and their figures into docs/reliability.md.
+soak: build build-npu
+	PACACHE_SOAK=1 $(PY) -m pytest tests/test_stateful.py tests/test_processes.py tests/test_memory_use.py $(TEST_ARGS)
+	cd tests/npu && PACACHE_SOAK=1 $(PY_NPU) -m pytest test_faults.py test_many_threads.py test_runtime.py \
+	    test_device_suite.py -k 'faults or threads or memory or lives' $(TEST_ARGS)
+	$(PY) tests/reliability.py
 
 # The demo on npu:0 of the simulated CANN.
 demo-npu: build-npu

@@ -156,7 +156,8 @@ void AclnnCall::run(std::shared_ptr<AclnnCall> call, const c10::Device& device,
       }
     }
   }
-  void* memory = workspace(workspace_size, device, stream);
+  const at::Tensor held = workspace(workspace_size, device, stream);
+  void* memory = held.defined() ? held.data_ptr() : nullptr;
 
   // The closure may be copied and outlives its run in the queue's ring, so
   // what it owns is shared and given back as soon as it has run. If it never

@@ -4,8 +4,8 @@
 
 #include <map>
 #include <mutex>
+#include <set>
 #include <tuple>
-#include <vector>
 
 #include "call_error.h"
 #include "cann_library.h"
@@ -26,16 +26,29 @@ constexpr const char* kDestroyOperation =
 
 using OperationKey = std::tuple<int, int8_t, bool>;
 
-struct ThreadState {
+c10::Device npu(int index) {
+  return {c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(index)};
+}
+
+// What a thread has made, given back at the thread's end or by release_all().
+class ThreadState {
+ public:
+  ThreadState();
+  ~ThreadState();
+  ThreadState(const ThreadState&) = delete;
+  ThreadState& operator=(const ThreadState&) = delete;
+
+  // With the devices idle. The destructor sees to that.
+  void release();
+
   std::map<int, atb::Context*> contexts;
   std::map<OperationKey, atb::Operation*> operations;
 };
 
-// Every thread's state, so that the end of the process can give it back. A
-// state is used by its own thread only, until release_all().
+// A state is used by its own thread only, until release_all().
 struct Registry {
   std::mutex mutex;
-  std::vector<ThreadState*> states;
+  std::set<ThreadState*> states;
 };
 
 Registry& registry() {
@@ -43,14 +56,54 @@ Registry& registry() {
   return *all;
 }
 
-ThreadState& my_state() {
-  thread_local ThreadState* state = [] {
-    auto* made = new ThreadState;
+ThreadState::ThreadState() {
+  const std::lock_guard<std::mutex> lock(registry().mutex);
+  registry().states.insert(this);
+}
+
+void ThreadState::release() {
+  for (auto& [key, operation] : operations) {
+    const c10::DeviceGuard guard(npu(std::get<0>(key)));
+    drop_operation(&operation);
+  }
+  for (auto& [device, context] : contexts) {
+    const c10::DeviceGuard guard(npu(device));
+    if (context != nullptr) {
+      atb_functions().destroy_context(context);
+      context = nullptr;
+    }
+  }
+}
+
+// Kernels that the thread has launched may still read the context's memory.
+// Not by torch_npu's synchronisation: it waits for the task queue, whose
+// thread this may be. A device that cannot be waited for keeps what it has.
+ThreadState::~ThreadState() {
+  {
     const std::lock_guard<std::mutex> lock(registry().mutex);
-    registry().states.push_back(made);
-    return made;
-  }();
-  return *state;
+    if (registry().states.erase(this) == 0) {
+      return;  // release_all() was here
+    }
+  }
+  try {
+    using Synchronize = int (*)();
+    const auto synchronize =
+        reinterpret_cast<Synchronize>(find_runtime("aclrtSynchronizeDevice"));
+    for (const auto& [device, context] : contexts) {
+      const c10::DeviceGuard guard(npu(device));
+      if (synchronize == nullptr || synchronize() != 0) {
+        return;
+      }
+    }
+    release();
+  } catch (const std::exception&) {
+    // At the end of a thread nobody is there to be told.
+  }
+}
+
+ThreadState& my_state() {
+  thread_local ThreadState state;
+  return state;
 }
 
 }  // namespace
@@ -106,21 +159,9 @@ void drop_operation(atb::Operation** operation) {
 void release_all() {
   const std::lock_guard<std::mutex> lock(registry().mutex);
   for (ThreadState* state : registry().states) {
-    for (auto& [key, operation] : state->operations) {
-      const c10::DeviceGuard guard(
-          c10::Device(c10::DeviceType::PrivateUse1,
-                      static_cast<c10::DeviceIndex>(std::get<0>(key))));
-      drop_operation(&operation);
-    }
-    for (auto& [device, context] : state->contexts) {
-      const c10::DeviceGuard guard(c10::Device(
-          c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(device)));
-      if (context != nullptr) {
-        atb_functions().destroy_context(context);
-        context = nullptr;
-      }
-    }
+    state->release();
   }
+  registry().states.clear();
 }
 
 }  // namespace pacache::npu

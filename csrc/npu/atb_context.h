@@ -53,8 +53,9 @@ const AtbFunctions& atb_functions();
 // Is libatb there with what is needed?
 bool atb_available();
 
-// The calling thread's context for a device, made at the first use; the device
-// must be the current one. RuntimeError when ATB gives none.
+// The calling thread's context for a device, made at the first use and
+// destroyed when the thread ends; the device must be the current one.
+// RuntimeError when ATB gives none.
 atb::Context* atb_context(int device);
 
 // The calling thread's operation for a device and these flags, null at first

@@ -12,7 +12,6 @@
 
 #include <array>
 #include <cstdlib>
-#include <map>
 #include <string_view>
 
 #include "aclnn_call.h"
@@ -21,6 +20,7 @@
 #include "cann_library.h"
 #include "capabilities.h"
 #include "dense_inputs.h"
+#include "stream_memory.h"
 #include "task_queue.h"
 #include "warmup.h"
 #include "workspace.h"
@@ -43,19 +43,18 @@ struct DeviceTensors {
   at::Tensor seq_starts;  // undefined for none
 };
 
-// Zeros for `batch` sequences, made once per thread, device and stream and
-// grown when needed; during a capture they come from the graph's pool.
+// Zeros for `batch` sequences, made once per device and stream and grown when
+// needed; during a capture they come from the graph's pool.
 at::Tensor zero_starts(int64_t batch, const at::Device& device) {
   const auto options = at::TensorOptions().dtype(at::kInt).device(device);
   void* stream = current_stream(device);
   if (is_capturing(stream)) {
     return at::zeros({batch}, options);
   }
-  thread_local auto* kept = new std::map<std::pair<int, void*>, at::Tensor>();
-  at::Tensor& zeros = (*kept)[{device.index(), stream}];
-  if (!zeros.defined() || zeros.size(0) < batch) {
-    zeros = at::zeros({std::max<int64_t>(batch, 256)}, options);
-  }
+  static auto* kept = new StreamMemory;
+  const at::Tensor zeros = kept->get(device, stream, batch, [&] {
+    return at::zeros({std::max<int64_t>(batch, 256)}, options);
+  });
   return zeros.narrow(0, 0, batch);
 }
 

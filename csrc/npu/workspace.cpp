@@ -2,9 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include <map>
-#include <utility>
-
+#include "stream_memory.h"
 #include "task_queue.h"
 #include "torch_npu/csrc/core/npu/NPUWorkspaceAllocator.h"
 
@@ -18,23 +16,18 @@ at::Tensor allocate(uint64_t size, const at::Device& device) {
 
 }  // namespace
 
-void* workspace(uint64_t size, const at::Device& device, void* stream) {
+at::Tensor workspace(uint64_t size, const at::Device& device, void* stream) {
   if (size == 0) {
-    return nullptr;
+    return {};
   }
   if (is_capturing(stream)) {
-    // Freed at once as far as the allocator is concerned: within the capture
-    // its reuse is ordered by the stream, and the pool belongs to the graph.
-    return allocate(size, device).data_ptr();
+    // Not kept: within the capture its reuse is ordered by the stream, and the
+    // pool belongs to the graph.
+    return allocate(size, device);
   }
-  // Per thread, so that nothing is locked. The map is never destroyed: at
-  // thread exit the allocator may be gone already.
-  thread_local auto* kept = new std::map<std::pair<int, void*>, at::Tensor>();
-  at::Tensor& tensor = (*kept)[{device.index(), stream}];
-  if (!tensor.defined() || static_cast<uint64_t>(tensor.numel()) < size) {
-    tensor = allocate(size, device);
-  }
-  return tensor.data_ptr();
+  static auto* kept = new StreamMemory;
+  return kept->get(device, stream, static_cast<int64_t>(size),
+                   [&] { return allocate(size, device); });
 }
 
 at::Tensor workspace_on_queue(uint64_t size, void* stream) {

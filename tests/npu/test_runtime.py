@@ -6,8 +6,10 @@ freed memory, no race between streams, no ATB context used by another thread or 
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -21,6 +23,8 @@ sys.path.insert(0, str(HERE.parent))
 
 from cann_sim import control  # noqa: E402
 from cann_sim.run import Result, run, side_by_side  # noqa: E402
+from reliability import record  # noqa: E402
+from soak import SOAK, short_or_long  # noqa: E402
 
 SCATTER, LOAD = "scatter_pa_kv_cache", "paged_cache_load"
 LAUNCHES = {SCATTER: "aclnnScatterPaKvCache", LOAD: "AtbPagedCacheLoad"}
@@ -52,7 +56,7 @@ def case(
 def in_process(name: str) -> Result:
     """Run a case."""
     _, options, variables = CASES[name]
-    return run([sys.executable, __file__, name], variables=variables, **options)
+    return run([sys.executable, __file__, name], variables=variables, timeout=short_or_long(300, 3600), **options)
 
 
 class Call:
@@ -267,6 +271,14 @@ def two_devices() -> None:
     assert len(control.live_objects("atb::Context", "_C_npu")) == 2
 
 
+def wait_for_threads(but: list[int]) -> None:
+    """Wait until no other thread holds anything of ATB's: join() is back a moment before a thread's end."""
+    deadline = time.monotonic() + 60
+    while len(control.live_objects("atb::Context", "_C_npu")) > len(but):
+        assert time.monotonic() < deadline, control.live_objects("atb::Context", "_C_npu")
+        time.sleep(0.001)
+
+
 def threads() -> None:
     """Eight threads, both operators, both devices: right results, a context for each thread that launches."""
     import torch
@@ -299,8 +311,11 @@ def threads() -> None:
     assert errors == []
     launchers = {(call["thread"], call["device"]) for call in control.trace("AtbPagedCacheLoad")}
     assert {device for _, device in launchers} == {0, 1}
-    assert len(control.live_objects("atb::Context", "_C_npu")) == len(launchers)
     assert control.counters()["atb::CreateContext"] == len(launchers)
+    # The queue's threads live on, and so do their contexts; a caller's end with it.
+    own = os.environ["TASK_QUEUE_ENABLE"] == "0"
+    wait_for_threads([] if own else [thread for thread, _ in launchers])
+    assert len(control.live_objects("atb::Context", "_C_npu")) == (0 if own else len(launchers))
 
 
 # Contexts are the queue's threads', one per device; run at once, they are the callers'.
@@ -424,18 +439,36 @@ def keys_tell_signatures_apart() -> None:
         call.check()
 
 
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
 @case({"PACACHE_LOAD_BACKEND": "auto"}, suffix="-atb")
 def memory_over_many_calls() -> None:
-    """10,000 calls of each operator leave torch's and the device's memory as after the first ones."""
-    import os
+    """10,000 calls of each operator, or 100,000, leave torch's and the device's memory as after the first ones.
+
+    So does the process's own in the long form: it begins when the simulator has as many dead handles as it keeps.
+    """
+    import gc
 
     import torch
 
     calls = both()
-    for call in calls * 2:
-        call.make()
-    torch.npu.synchronize()
+
+    def make(rounds: int) -> None:
+        for i in range(rounds):
+            for call in calls:
+                call.make()
+            if i % 100 == 99:  # temporaries of queued calls are alive until they ran
+                torch.npu.synchronize()
+        torch.npu.synchronize()
+
+    make(2)
     control.set_trace(False)
+    each = short_or_long(10_000, 100_000)
+    make(short_or_long(0, 20_000))
+    gc.collect()
 
     def now() -> tuple[int, ...]:
         device = control.device_memory()
@@ -443,24 +476,60 @@ def memory_over_many_calls() -> None:
         memory = torch.npu.memory_allocated(), torch.npu.memory_reserved()
         return (*memory, device["live_bytes"], device["live_blocks"], device["mallocs"], handles)
 
-    before = now()
+    before, in_memory = now(), resident()
     control.clear()
-    for i in range(5000):
-        for call in calls:
-            call.make()
-        if i % 100 == 99:  # temporaries of queued calls are alive until they ran
-            torch.npu.synchronize()
-    torch.npu.synchronize()
-    after = now()
+    make(each // 2)
+    after, grown = now(), resident() - in_memory
     assert after == before, (before, after)
-    assert control.counters()["aclnnScatterPaKvCache"] == 10000
+    assert control.counters()["aclnnScatterPaKvCache"] == each
     name = "AtbPagedCacheLoad" if os.environ["PACACHE_LOAD_BACKEND"] == "auto" else "aclnnGatherPaKvCache"
-    assert control.counters()[name] == 10000
+    assert control.counters()[name] == each
     for call in calls:
         call.check()
+    if SOAK:
+        assert grown < 4 << 20, f"{grown} bytes more in memory"
+        head = ["calls of each operator", "on", "allocator's bytes and blocks", "handles of CANN", "resident memory"]
+        where = f"simulated CANN, {'ATB' if name.startswith('Atb') else 'aclnn'} loads"
+        record("memory", f"2-{name}", head, [[f"{each:,}", where, "+0", "+0", f"{grown / 1024:+,.0f} KiB"]])
 
 
 case({"PACACHE_LOAD_BACKEND": "aclnn"}, suffix="-sibling")(memory_over_many_calls)
+
+
+def threads_come_and_go() -> None:
+    """A thread takes with it what was made for it: workspaces and ATB's contexts are as many as before it came."""
+    import torch
+
+    def now() -> tuple[int, ...]:
+        return (
+            torch.npu.memory_allocated(),
+            control.device_memory()["live_bytes"],
+            len(control.live_objects(module="_C_npu")),
+        )
+
+    def work(calls: list[Call]) -> None:
+        for call in calls:
+            call.make()  # on a lazy stream: none has run when the thread ends
+
+    counts = []
+    for seed in range(short_or_long(30, 3000)):
+        calls = both(seed=seed)
+        thread = threading.Thread(target=work, args=(calls,))
+        thread.start()
+        thread.join()
+        wait_for_threads([])
+        torch.npu.synchronize()
+        for call in calls:
+            call.check()
+        del calls, call, thread
+        counts.append(now())
+    assert counts[-1] == counts[2], (counts[2], counts[-1])
+
+
+# Run at once, a context is the caller's; the sibling has a workspace of 16 MiB.
+case({"TASK_QUEUE_ENABLE": "0"}, suffix="-atb", lazy=True)(threads_come_and_go)
+case({"TASK_QUEUE_ENABLE": "0", "PACACHE_LOAD_BACKEND": "aclnn"}, suffix="-sibling", lazy=True)(threads_come_and_go)
+case({"PACACHE_LOAD_BACKEND": "aclnn"}, suffix="-queued", lazy=True)(threads_come_and_go)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -66,6 +66,12 @@ class SimContext : public atb::Context {
   // Records context_thread and context_device.
   void check_use(const char* op) const;
 
+  // The device memory of its tiling buffers: a kernel reads it when it runs,
+  // so the context must not be destroyed before.
+  void* memory() const { return memory_; }
+  void give_back_memory();
+  static bool check_memory(const Run& run, void* memory);
+
  private:
   void* stream_ = nullptr;
   void* memory_ = nullptr;

@@ -298,7 +298,9 @@ CANN_SIM_EXPORT int AtbPagedCacheLoad(void* workspace, uint64_t workspace_bytes,
   if (operation->tensors.size() == 7) load.starts = kStarts;
   std::vector<TensorInfo> tensors = operation->tensors;
   uint64_t needed = operation->workspace_bytes;
+  void* tiling = static_cast<SimContext*>(context)->memory();
   enqueue(stream, kOp, [=](const Run& run) {
+    if (!SimContext::check_memory(run, tiling)) return;
     if (needed &&
         !host_view(workspace, needed, Access::kWrite, run, "workspace")) {
       return;

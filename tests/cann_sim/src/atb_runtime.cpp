@@ -6,6 +6,8 @@
 #include "memory.h"
 #include "stream.h"
 
+#include <utility>
+
 namespace cann_sim {
 namespace {
 
@@ -19,8 +21,15 @@ SimContext::SimContext()
       device_(current_device()),
       thread_(std::this_thread::get_id()) {}
 
-SimContext::~SimContext() {
-  if (memory_) device_free(memory_);
+SimContext::~SimContext() { give_back_memory(); }
+
+void SimContext::give_back_memory() {
+  if (memory_) device_free(std::exchange(memory_, nullptr));
+}
+
+bool SimContext::check_memory(const Run& run, void* memory) {
+  return !memory || host_view(memory, kContextBytes, Access::kRead, run,
+                              "tiling buffers of the context", false);
 }
 
 atb::Status SimContext::SetExecuteStream(void* stream) {
@@ -78,6 +87,9 @@ Status CreateContext(Context** out) {
 Status DestroyContext(Context* context) {
   int injected = enter("atb::DestroyContext");
   if (!context) return kAtbInvalidParam;
+  if (handle_known(kContextKind, context)) {
+    static_cast<SimContext*>(context)->give_back_memory();
+  }
   bool fine = handle_retired(kContextKind, context, "atb::DestroyContext",
                              [context] { delete context; });
   return fine ? injected : kAtbInvalidParam;
