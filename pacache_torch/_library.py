@@ -109,9 +109,14 @@ def _load(name: str, unmet: str | None = None) -> ExtensionStatus:
     return ExtensionStatus(name, spec.origin, cause is None, cause)
 
 
+def torch_npu_installed() -> bool:
+    """Whether torch_npu can be found on this machine. What only stands in ``sys.modules`` is a stand-in for it."""
+    return any(finder.find_spec("torch_npu", None) is not None for finder in sys.meta_path)
+
+
 def _load_npu() -> ExtensionStatus:
     """Load the NPU kernels if torch_npu has been imported; it is never imported from here (it needs CANN)."""
-    installed = importlib.util.find_spec("torch_npu") is not None
+    installed = torch_npu_installed()
     spec = importlib.util.find_spec("pacache_torch._C_npu")
     if not installed:
         return _load("_C_npu", "torch_npu is not installed")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 
 import torch
 
-from pacache_torch import doctor
+from pacache_torch import _library, doctor
 
 _OPS = ("pacache::scatter_pa_kv_cache", "pacache::paged_cache_load")
 
@@ -47,7 +46,7 @@ def synchronize(device: torch.device) -> None:
 
 def _npu_obstacle() -> str | None:
     if not hasattr(torch, "npu"):
-        if importlib.util.find_spec("torch_npu") is None:
+        if not _library.torch_npu_installed():
             return "torch_npu is not installed"
         try:
             importlib.import_module("torch_npu")
