@@ -111,7 +111,9 @@ def _load(name: str, unmet: str | None = None) -> ExtensionStatus:
 
 def torch_npu_installed() -> bool:
     """Whether torch_npu can be found on this machine. What only stands in ``sys.modules`` is a stand-in for it."""
-    return any(finder.find_spec("torch_npu", None) is not None for finder in sys.meta_path)
+    return any(
+        finder.find_spec("torch_npu", None) is not None for finder in sys.meta_path if hasattr(finder, "find_spec")
+    )
 
 
 def _load_npu() -> ExtensionStatus:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,11 @@ def outcome(call: Call, result: Any) -> dict[str, Tensor]:
     return {name: call.tensors()[name] for name in call.written}
 
 
+def only(call: Call, names: Iterable[str]) -> Call:
+    """These tensors of a call, to be compared alone."""
+    return Call("", {name: call.tensors()[name] for name in names}, {}, ())
+
+
 def covered(call: Call, rows: Tensor) -> Tensor:
     """The bits of what is defined: of outputs that a load makes, the rows from the first boundary on."""
     bits = rows.cpu().view(torch.int16)
@@ -194,6 +200,7 @@ __all__ = [
     "makes_outputs",
     "named",
     "names",
+    "only",
     "outcome",
     "schemas",
 ]

@@ -25,7 +25,7 @@ from cann_sim import build  # noqa: E402
 from soak import SOAK  # noqa: E402
 
 PARITY = "test_device_parity.py"
-NAMES = "test_device_torch_npu_names.py"
+NAMES = ("test_device_torch_npu_names.py", "test_device_vllm_names.py")
 EVERYTHING = (
     PARITY,
     "test_device_descriptors.py",
@@ -111,11 +111,9 @@ RUNS = {
     # Long lives of a cache.
     "9.1.0 A3 lazy, lives": Run({"version": "9.1.0", "soc": "A3", "lazy": True}, {}, LIVES, at_least=8),
     **(LONG_LIVES if SOAK else {}),
-    # torch_npu's names: ours, and its own.
-    "8.5.0 A2, torch_npu's names": Run({"version": "8.5.0", "soc": "A2"}, files=(NAMES,), at_least=28),
-    "9.1.0 A3 lazy, torch_npu's names": Run(
-        {"version": "9.1.0", "soc": "A3", "lazy": True}, files=(NAMES,), at_least=28
-    ),
+    # The names of torch_npu and vLLM.
+    "8.5.0 A2, names": Run({"version": "8.5.0", "soc": "A2"}, files=NAMES, at_least=34),
+    "9.1.0 A3 lazy, names": Run({"version": "9.1.0", "soc": "A3", "lazy": True}, files=NAMES, at_least=34),
     # What has none of it.
     "9.1.0 310P": Run({"version": "9.1.0", "soc": "310P"}, files=("test_refused_products.py",), at_least=13),
     "8.3.RC1.alpha003 A2": Run(
