@@ -9,6 +9,7 @@
 
 #include "call_error.h"
 #include "cann_library.h"
+#include "task_queue.h"
 
 namespace pacache::npu {
 namespace {
@@ -79,6 +80,9 @@ void ThreadState::release() {
 // Not by torch_npu's synchronisation: it waits for the task queue, whose
 // thread this may be. A device that cannot be waited for keeps what it has.
 ThreadState::~ThreadState() {
+  if (forked_in_use()) {
+    return;  // the parent's
+  }
   {
     const std::lock_guard<std::mutex> lock(registry().mutex);
     if (registry().states.erase(this) == 0) {
@@ -157,6 +161,9 @@ void drop_operation(atb::Operation** operation) {
 }
 
 void release_all() {
+  if (forked_in_use()) {
+    return;  // the parent's
+  }
   const std::lock_guard<std::mutex> lock(registry().mutex);
   for (ThreadState* state : registry().states) {
     state->release();

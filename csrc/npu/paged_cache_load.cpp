@@ -219,6 +219,7 @@ void paged_cache_load(const at::Tensor& key_cache,
                          context_lens, key,         value,
                          seq_starts,   cache_mode,  is_seq_lens_cumsum};
   const LoadArgs args = check_load_args(in);
+  require_not_forked(kOp);
   const Product& here = product();
   check_load_supported(here, args, key_cache.scalar_type(),
                        value_cache.scalar_type());
@@ -284,6 +285,7 @@ LoadBackend load_backend() {
 }
 
 void warm_up_load(const c10::Device& device) {
+  require_not_forked("warmup");
   if (load_backend() == LoadBackend::kSibling) {
     sibling_functions();
     return;

@@ -17,6 +17,7 @@
 #include "aclnn_call.h"
 #include "capabilities.h"
 #include "dense_inputs.h"
+#include "task_queue.h"
 #include "warmup.h"
 
 namespace pacache::npu {
@@ -290,6 +291,7 @@ void scatter_pa_kv_cache(
                             strides,
                             offsets};
   const ScatterArgs args = check_scatter_args(in);
+  require_not_forked(kOp);
   const Product& here = product();
   check_scatter_supported(here, args);
 

@@ -1,6 +1,7 @@
 #include "task_queue.h"
 
 #include <c10/util/Exception.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <map>
@@ -11,6 +12,7 @@
 
 #include "torch_npu/csrc/core/npu/NPUGraphsUtils.h"
 #include "torch_npu/csrc/core/npu/NPUStream.h"
+#include "torch_npu/csrc/core/npu/sys_ctrl/npu_sys_ctrl.h"
 #include "torch_npu/csrc/framework/OpCommand.h"
 
 namespace pacache::npu {
@@ -93,7 +95,23 @@ bool was_dropped(const std::shared_ptr<Ticket>& ticket) {
   return !ticket->started;
 }
 
+bool forked = false;
+
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] {
+  forked = c10_npu::NpuSysCtrl::GetInstance().GetInitFlag();
+});
+
 }  // namespace
+
+bool forked_in_use() { return forked; }
+
+void require_not_forked(const char* op) {
+  TORCH_CHECK(!forked, op,
+              ": npu tensors cannot be used in a process that was forked when "
+              "the NPU was already in use; start it with the spawn method "
+              "(torch.multiprocessing.get_context('spawn')), or use the NPU "
+              "for the first time in the child");
+}
 
 void* current_stream(const c10::Device& device) {
   // stream() without `false` would wait until the queue is empty.

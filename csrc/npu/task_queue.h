@@ -32,6 +32,14 @@ bool is_capturing(void* stream);
 void enqueue(const char* op, const char* function, const c10::Device& device,
              std::function<int()> launch);
 
+// Is this a child of fork(), forked when the NPU was already in use? It has
+// neither the thread that runs the queue nor any of CANN's.
+bool forked_in_use();
+
+// RuntimeError in such a child, where work would be queued for ever and a
+// synchronisation would never end.
+void require_not_forked(const char* op);
+
 // Waits until everything on the device is done. Never used by an operator.
 void synchronize_device();
 

@@ -250,6 +250,38 @@ _LITTLE_MEMORY = {"CANN_SIM_MEMORY_MB": "52", "PACACHE_LOAD_BACKEND": "aclnn"}  
 case("a_workspace_that_cannot_be_had", _LITTLE_MEMORY)(a_workspace_that_cannot_be_had)
 
 
+@case("a_copy_that_cannot_be_had", {"CANN_SIM_MEMORY_MB": "52"})
+def a_copy_that_cannot_be_had() -> None:
+    """So is it where a dense copy of key would not fit: nothing was called or written, and the next call works."""
+    import torch
+
+    backend_of("scatter")
+    wide = torch.ones(300, 64, 3 * 64, dtype=torch.float16, device="npu:0")  # 7 MiB, a third of it in a copy
+    cache = torch.zeros(100, 4, 64, 64, dtype=torch.float16, device="npu:0")
+    slots = torch.arange(300, dtype=torch.int32, device="npu:0")
+    arguments = (wide[..., :64], None, cache, None, slots)
+    room = torch.npu.mem_get_info()[0]
+    filler = [torch.empty(1 << 20, dtype=torch.uint8, device="npu:0") for _ in range(room >> 20)]
+    while True:
+        try:
+            filler.append(torch.empty(1 << 20, dtype=torch.uint8, device="npu:0"))
+        except torch.OutOfMemoryError:
+            break
+    control.clear()
+    try:
+        torch.ops.pacache.scatter_pa_kv_cache(*arguments)
+    except torch.OutOfMemoryError as error:
+        assert "out of memory" in str(error)
+    else:
+        raise AssertionError("nothing was raised")
+    assert "aclnnScatterPaKvCache" not in control.counters()
+    filler.clear()
+    torch.npu.empty_cache()
+    assert not cache.cpu().any() and ours_alive() == {}
+    torch.ops.pacache.scatter_pa_kv_cache(*arguments)
+    assert bool((cache.cpu().flatten(0, 1)[:300] == 1).all())
+
+
 @case("blocking", {"ASCEND_LAUNCH_BLOCKING": "1"})
 def blocking() -> None:
     """ASCEND_LAUNCH_BLOCKING=1 raises where the call is made, as TASK_QUEUE_ENABLE=0 does, and the next call works."""

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -532,6 +533,44 @@ case({"TASK_QUEUE_ENABLE": "0", "PACACHE_LOAD_BACKEND": "aclnn"}, suffix="-sibli
 case({"PACACHE_LOAD_BACKEND": "aclnn"}, suffix="-queued", lazy=True)(threads_come_and_go)
 
 
+@case({"PACACHE_CHECK": "1"})
+def caches_beyond_two_to_the_33() -> None:
+    """Caches of 2**33 bytes and more: ids around 2**16 and 2**22, offsets around 2**31, 2**32 and 2**33."""
+    import torch
+
+    blocks, before = 2**22 + 2**10, resident()  # of 2**11 bytes
+    ids = [0, 2**16 - 1, 2**16, 2**16 + 1, 2**20 - 1, 2**20, 2**21 - 1, 2**21, 2**22 - 1, 2**22, blocks - 1]
+    slots = torch.tensor([16 * block + (5 * i) % 16 for i, block in enumerate(ids)])
+    key, value = torch.arange(2 * len(ids) * 128).remainder(99).add(1).to(torch.int8).view(2, len(ids), 2, 64)
+    # The memory of a new block of this device is zeros, and exists when it is written.
+    for nz in (False, True):
+        shape = (blocks, 4, 16, 32) if nz else (blocks, 16, 2, 64)
+        mode = {"cache_mode": "PA_NZ"} if nz else {}
+        caches = [torch.empty(shape, dtype=torch.int8, device="npu:0") for _ in range(2)]
+        torch.ops.pacache.scatter_pa_kv_cache(key.npu(), value.npu(), *caches, slots.npu(), **mode)
+        for cache, tokens in zip(caches, (key, value), strict=True):
+            for i, block in enumerate(ids):
+                page = cache[block].cpu()
+                page = page.permute(1, 0, 2).reshape(16, 128) if nz else page.view(16, 128)
+                assert torch.equal(page[int(slots[i]) % 16], tokens[i].flatten()), block
+                assert int((page != 0).sum()) == 128, f"block {block} holds more than its token"
+                for near in {max(block - 1, 0), min(block + 1, blocks - 1)} - set(ids):
+                    assert not cache[near].any(), f"block {near} was written"
+        lens = torch.tensor([16 * len(ids), 16 * len(ids) - 3])
+        out = [torch.zeros(int(lens.sum()), 128 if nz else 2, *(() if nz else (64,)), dtype=torch.int8) for _ in caches]
+        out = [rows.npu() for rows in out]
+        table = torch.tensor([ids, ids[::-1]])
+        torch.ops.pacache.paged_cache_load(*caches, table.npu(), lens.npu(), *out, **mode)
+        for rows, tokens in zip(out, (key, value), strict=True):
+            pages = torch.zeros(len(ids), 16, 128, dtype=torch.int8)
+            pages[torch.arange(len(ids)), slots % 16] = tokens.flatten(1)
+            wanted = torch.cat((pages.flatten(0, 1), pages.flip(0).flatten(0, 1)[:-3]))
+            assert torch.equal(rows.cpu().flatten(1), wanted)
+        del caches, cache
+        torch.npu.empty_cache()
+    assert resident() - before < 2**28, "memory that nobody wrote has been touched"
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # First uses
 
@@ -650,6 +689,97 @@ def the_doctor_without_atb() -> None:
     npu = doctor.examine()["torch_npu"]
     assert npu["load_backend"] == "aclnnGatherPaKvCache" and npu["atb_libraries"] == ["libatb.so (not found)"]
     assert "of unknown version" in npu["atb_version"]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Processes
+
+
+def in_child(work: Callable[[], None]) -> int | None:
+    """Fork, do the work in the child; its exit code, or None when it did not end in time."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    return None
+
+
+def forked_in_use() -> None:
+    """In a child that was forked with the NPU in use, all that would never end raises, and says what to do."""
+    import torch
+
+    import pacache_torch
+    from pacache_torch import _library
+
+    calls = both()
+    for call in calls:
+        call.make()
+    torch.npu.synchronize()
+
+    def child() -> None:
+        for make in (*(call.make for call in calls), lambda: pacache_torch.warmup("npu:0")):
+            try:
+                make()
+            except RuntimeError as error:
+                assert "npu tensors cannot be used in a process that was forked when the NPU was already in" in str(
+                    error
+                )
+                assert "spawn" in str(error)
+            else:
+                raise AssertionError("nothing was raised")
+        _library.npu_module().release()  # as at an exit: what it would destroy is the parent's
+
+    assert in_child(child) == 0
+    for call in calls:
+        call.make()
+        torch.npu.synchronize()
+        call.check()
+
+
+for _mode in ("0", "1"):
+    case({"TASK_QUEUE_ENABLE": _mode}, suffix=f"-{_mode}")(forked_in_use)
+
+
+def _use_both(seed: int) -> bool:
+    import torch_npu  # noqa: F401
+
+    import pacache_torch  # noqa: F401
+
+    for call in both(seed=seed):
+        call.make()
+        call.check()
+    return True
+
+
+@case()
+def forked_before() -> None:
+    """A child that was forked before the NPU was used may use it."""
+    assert in_child(lambda: _use_both(1) and None) == 0  # type: ignore[func-returns-value]
+
+
+@case()
+def spawned() -> None:
+    """Spawned workers have an NPU of their own; here they use it next to the parent."""
+    import multiprocessing
+
+    _use_both(0)
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        assert pool.map_async(_use_both, range(4)).get(120) == [True] * 4
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ TAKEN = [
     and (layout.scatter_mode != "NHSD" or cann_at_least(9, 1))
 ]
 PLACE = f"simulated {SOC}, CANN {CANN}, {'lazy' if LAZY else 'eager'}{', no ATB' if ACLNN_LOAD else ''}"
-LIVES = short_or_long(6, 200)
+LIVES = short_or_long(6, 60)
 
 
 @pytest.mark.parametrize("name", TAKEN)
