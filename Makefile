@@ -49,9 +49,10 @@ test-vllm: build-vllm
 
 # The long forms of some tests (an hour or so), and their figures into docs/reliability.md.
 soak: build build-npu
-	PACACHE_SOAK=1 $(PY) -m pytest tests/test_stateful.py tests/test_processes.py tests/test_memory_use.py $(TEST_ARGS)
-	cd tests/npu && PACACHE_SOAK=1 $(PY_NPU) -m pytest test_faults.py test_many_threads.py test_runtime.py \
-	    test_device_suite.py -k 'faults or threads or memory or lives' $(TEST_ARGS)
+	PACACHE_SOAK=1 $(PY) -m pytest tests/test_stateful.py tests/test_threads.py tests/test_processes.py \
+	    tests/test_memory_use.py $(TEST_ARGS)
+	cd tests/npu && PACACHE_SOAK=1 $(PY_NPU) -m pytest test_faults.py test_failures.py test_many_threads.py test_runtime.py \
+	    test_device_suite.py -k 'faults or queued or gone or threads or memory or lives' $(TEST_ARGS)
 	$(PY) tests/reliability.py
 
 # The demo on npu:0 of the simulated CANN.

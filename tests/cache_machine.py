@@ -10,6 +10,7 @@ A machine runs on the device that its class names. What a device refuses must ra
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -38,12 +39,14 @@ INDEX_DTYPES = st.sampled_from((torch.int32, torch.int64))
 NOBODY = st.sampled_from((0, -1, 2**31 - 1))  # what stands in a table where a sequence has no block
 
 COLUMNS = (
+    *("layouts", "lives"),
     *("step", "prefill", "decode", "fork", "copy on write", "take back", "full", "preempt", "resume", "load"),
     "bad call",
 )
 LIVES, STEPS = short_or_long((25, 40), (1000, 60))
 
 steps = Counter[str]()  # what was done by all machines of this process
+totals: dict[str, Counter[str]] = {}  # the same by place, for the page
 
 
 @dataclass(eq=False)
@@ -414,8 +417,10 @@ def live(machine: type[CacheMachine], *, place: str, lives: int = LIVES) -> Coun
         ),
     )
     done = steps - before
+    total = totals.setdefault(place, Counter())
+    total.update(done)
+    total.update({"layouts": 1, "lives": lives})
     if SOAK:
-        head = ["layout", "on", "lives", *COLUMNS]
-        row = [machine.layout_name, place, *(f"{count:,}" for count in (lives, *(done[what] for what in COLUMNS)))]
-        record("stateful", f"{place}-{machine.layout_name}", head, [row])
+        head = ["on", *COLUMNS]
+        record("stateful", re.sub(r"\W+", "-", place), head, [[place, *(f"{total[what]:,}" for what in COLUMNS)]])
     return done

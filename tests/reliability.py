@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "reliability"
@@ -37,9 +38,15 @@ def record(
     (results / f"{block}.{part}.json").write_text(json.dumps(table, indent=1) + "\n")
 
 
-def _render(tables: Sequence[dict[str, list[list[str]]]]) -> str:
-    parts = []
+def _render(tables: Sequence[dict[str, Any]]) -> str:
+    merged: list[dict[str, Any]] = []  # tables of the same day and columns are one
     for table in tables:
+        if merged and all(table[key] == merged[-1][key] for key in ("head", "date")):
+            merged[-1]["rows"] += table["rows"]
+        else:
+            merged.append(table)
+    parts = []
+    for table in merged:
         head = table["head"]
         lines = [head, ["---"] * len(head), *table["rows"]]
         text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

@@ -115,6 +115,9 @@ TensorHandle make_tensor(const char* op, const TensorDescriptor& descriptor) {
   }
   static const auto create =
       require_op_api<CreateTensor>(op, "aclCreateTensor", kSinceAlways);
+  // Nothing is made that could not be given back.
+  [[maybe_unused]] static const auto destroy =
+      require_op_api<Destroy>(op, "aclDestroyTensor", kSinceAlways);
   // One flat storage dimension: what follows the address.
   const int64_t storage = descriptor.extent;
   TensorHandle tensor(create(descriptor.sizes.data(), descriptor.sizes.size(),
@@ -132,6 +135,8 @@ TensorHandle make_tensor(const char* op, const TensorDescriptor& descriptor) {
 IntArrayHandle make_int_array(const char* op, at::IntArrayRef values) {
   static const auto create =
       require_op_api<CreateIntArray>(op, "aclCreateIntArray", kSinceAlways);
+  [[maybe_unused]] static const auto destroy =
+      require_op_api<Destroy>(op, "aclDestroyIntArray", kSinceAlways);
   IntArrayHandle array(create(values.data(), values.size()));
   if (array == nullptr) {
     throw_null(op, "aclCreateIntArray", c10::str(values));

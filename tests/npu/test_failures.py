@@ -24,6 +24,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from cann_sim import control  # noqa: E402
 from cann_sim.run import Result, run, side_by_side  # noqa: E402
+from soak import SOAK, short_or_long  # noqa: E402
 from status_codes import ACLNN, ATB  # noqa: E402
 
 SCATTER, LOAD = "scatter_pa_kv_cache", "paged_cache_load"
@@ -378,10 +379,19 @@ _QUEUED = (
     ("atb", "AtbPagedCacheLoadGetWorkspaceSize", 8),
     ("atb", "AtbPagedCacheLoad", 3),
 )
+# All that runs on the queue's thread, with every tenth code.
+_LONG_QUEUED = tuple(
+    (name, api, code)
+    for name, backend in BACKENDS.items()
+    for api, codes in backend.fails.items()
+    if name == "atb" or api.endswith("PaKvCache")
+    for code in list(codes)[::10]
+)
 for _mode, _second in (("1", False), ("2", True)):
-    for _name, _api, _code in _QUEUED:
+    for _name, _api, _code in dict.fromkeys(short_or_long(_QUEUED, _QUEUED + _LONG_QUEUED)):
         if not (_second and _api == "atb::CreateContext"):
-            case(f"queued-{_mode}-{_api}", {"TASK_QUEUE_ENABLE": _mode})(
+            _variables = {"TASK_QUEUE_ENABLE": _mode, "PACACHE_LOAD_BACKEND": "aclnn" if _name == "sibling" else "auto"}
+            case(f"queued-{_mode}-{_api}-{_code}", _variables)(
                 lambda n=_name, a=_api, c=_code, s=_second: queued_failure(n, a, c, s)
             )
 
@@ -477,6 +487,40 @@ def a_half_atb() -> None:
     assert control.counters()["aclnnGatherPaKvCache"] == 1
 
 
+# What the operators look up, but for what torch_npu itself does not start without.
+TORCH_NPU_NEEDS = ("aclCreateTensor", "aclDestroyTensor", "aclrtGetSocName", "aclrtSynchronizeDevice")
+LOOKED_UP = (
+    "aclCreateIntArray", "aclDestroyIntArray", "aclDestroyAclOpExecutor", "aclGetRecentErrMsg",
+    "InitHugeMemThreadLocal", "UnInitHugeMemThreadLocal", "ReleaseHugeMem",
+    "CanUsePTACache", "InitPTACacheThreadLocal", "UnInitPTACacheThreadLocal", "AddTensorAddrToCachedList",
+    "SetPTACacheHashKey", "PTAFindExecCache", "SetPTAHashKey", "PTAGetExecCache",
+    "aclnnScatterPaKvCacheGetWorkspaceSize", "aclnnScatterPaKvCache",
+    "aclnnGatherPaKvCacheGetWorkspaceSize", "aclnnGatherPaKvCache",
+    "AtbPagedCacheLoadGetWorkspaceSize", "AtbPagedCacheLoad",
+    "_ZN3atb13CreateContextEPPNS_7ContextE", "_ZN3atb14DestroyContextEPNS_7ContextE",
+    "_ZN3atb16DestroyOperationEPNS_9OperationE",
+)  # fmt: skip
+
+
+def gone(symbol: str) -> None:
+    """Without one function each operator either names it, having done nothing, or does its work."""
+    backend_of("scatter")
+    for op in (SCATTER, LOAD, SCATTER, LOAD):
+        call = Call(op, 3)
+        try:
+            call.run()
+        except RuntimeError as error:
+            assert str(error).startswith(f"{op}: the function {symbol} was not found"), error
+            assert call.holds(call.before)
+        else:
+            assert call.holds(call.after), op
+    assert kept(ours_alive()) == {}
+
+
+for _symbol in LOOKED_UP if SOAK else ():
+    case(f"gone-{_symbol}", {}, hide=[_symbol])(lambda s=_symbol: gone(s))
+
+
 def refused(op: str) -> str:
     """The text of the refusal; nothing of CANN's operators was called or written."""
     call = Call(op, 3)
@@ -554,8 +598,15 @@ def test_failure(name: str, results: dict[str, Future[Result]]) -> None:
         violations = [v for v in violations if not (v["kind"] == "leak" and "libtorch_npu.so" in v["text"])]
     assert violations == [], result
     if name.startswith("queued"):  # "reported as above" is this
-        api = name.split("-", 2)[2]
+        api = name.split("-")[2]
         assert re.search(rf"(scatter_pa_kv_cache|paged_cache_load): {api} failed with \d+ \(", result.stderr), result
+
+
+def test_every_function_that_is_looked_up_is_once_gone() -> None:
+    """The names in the sources are those of `LOOKED_UP`."""
+    text = "".join(path.read_text() for path in (HERE.parent.parent / "csrc" / "npu").glob("*.cpp"))
+    named = r'"((?:acl(?:nn|rt)?[A-Z]|Atb|_ZN|[A-Z]\w*(?:PTA|HugeMem|CachedList)|PTA)\w*)"'
+    assert set(re.findall(named, text)) == {*LOOKED_UP, *TORCH_NPU_NEEDS}
 
 
 if __name__ == "__main__":
