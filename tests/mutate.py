@@ -31,6 +31,7 @@ TESTS = (
     "tests/test_parity.py::test_parity",
     "tests/test_import.py::test_kernels_stand_where_they_should",
     "tests/test_opcheck.py",
+    "tests/test_processes.py",
 )
 
 
@@ -117,10 +118,14 @@ BREAKAGES = (
              "std::tie(slot, other.token) < std::tie(other.slot, token)"),
     Breakage("strided heads taken as dense", ROW, "if (row.units == 1 && row.paged_head_stride == row.unit_bytes) {",
              "if (row.units == 1) {"),
-    Breakage("the remainder of a split is lost", PARALLEL, "at::parallel_for(0, count, grain, f);",
-             "at::parallel_for(0, count - count % grain, grain, f);"),
+    Breakage("the remainder of a split is lost", PARALLEL,
+             "at::parallel_for(0, count, grain(kGrainBytes), f);",
+             "at::parallel_for(0, count - count % grain(kGrainBytes), grain(kGrainBytes), f);"),
     Breakage("deterministic mode runs in parallel", PARALLEL,
-             "count <= grain || at::globalContext().deterministicAlgorithms()", "count <= grain"),
+             "count <= grain(kGrainBytes) ||\n      at::globalContext().deterministicAlgorithms()",
+             "count <= grain(kGrainBytes)"),
+    Breakage("a forked process waits for OpenMP", PARALLEL, "else if (came_through_fork()) {", "else if (false) {"),
+    Breakage("a new thread's share is lost", "csrc/cpu/parallel.cpp", "{ f(begin, end); });", "{ f(begin + 1, end); });"),
     # Rules on memory
     Breakage("overlap not checked", MEMORY, "!regions_overlap(later, earlier)", "true"),
     Breakage("overlap by bounding boxes", MEMORY, "  return SumSearch(std::move(merged))\n      .reaches(static_cast<"
