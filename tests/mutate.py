@@ -125,7 +125,8 @@ BREAKAGES = (
              "count <= grain(kGrainBytes) ||\n      at::globalContext().deterministicAlgorithms()",
              "count <= grain(kGrainBytes)"),
     Breakage("a forked process waits for OpenMP", PARALLEL, "else if (came_through_fork()) {", "else if (false) {"),
-    Breakage("a new thread's share is lost", "csrc/cpu/parallel.cpp", "{ f(begin, end); });", "{ f(begin + 1, end); });"),
+    Breakage("a new thread's share is lost", "csrc/cpu/parallel.cpp", "{ f(begin, end); });",
+             "{ f(begin + 1, end); });"),
     # Rules on memory
     Breakage("overlap not checked", MEMORY, "!regions_overlap(later, earlier)", "true"),
     Breakage("overlap by bounding boxes", MEMORY, "  return SumSearch(std::move(merged))\n      .reaches(static_cast<"
