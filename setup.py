@@ -30,7 +30,7 @@ except ImportError as error:
         "Install torch >= 2.10, then: pip install --no-build-isolation ."
     )
 # The argument rules, which both libraries hold.
-SHARED_RULES = ("load_args", "memory_rules", "scatter_args", "tensor_rules")
+SHARED_RULES = ("load_args", "memory_rules", "packed_layout", "scatter_args", "tensor_rules")
 
 
 def sources(*folders: str) -> list[str]:

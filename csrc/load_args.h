@@ -1,6 +1,6 @@
-// What is a legal call of paged_cache_load, and what does it ask for?
-// Tensors in, a checked plain struct out; used by the CPU kernel and by the
-// NPU binding.
+// What is a legal call of paged_cache_load or paged_cache_load_packed, and
+// what does it ask for? Tensors in, a checked plain struct out; used by the
+// CPU kernel and by the NPU binding.
 
 #pragma once
 
@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "index_view.h"
+#include "packed_layout.h"
 #include "tensor_rules.h"
 
 namespace pacache {
@@ -35,6 +36,7 @@ struct LoadPlane {
 };
 
 struct LoadArgs {
+  CallNames names{"paged_cache_load"};
   bool nz = false;
   bool is_cumsum = false;
   int64_t batch = 0;
@@ -69,6 +71,25 @@ struct LoadInputs {
 
 // Every rule that needs no index value. Reads no tensor data.
 LoadArgs check_load_args(const LoadInputs& in);
+
+struct PackedLoadInputs {
+  const at::Tensor& kv_cache;
+  const at::Tensor& block_tables;
+  const at::Tensor& context_lens;
+  const at::Tensor& key;
+  const at::Tensor& value;
+  std::string_view kv_layout;
+  const OptionalTensor& seq_starts;
+  bool is_seq_lens_cumsum;
+};
+
+// Norm, from the halves of one cache.
+struct PackedLoadArgs {
+  LoadArgs args;
+  PackedCache cache;
+};
+
+PackedLoadArgs check_packed_load_args(const PackedLoadInputs& in);
 
 // Output row at which each sequence begins; one more element than sequences,
 // so that sequence b fills rows [starts[b], starts[b + 1]).

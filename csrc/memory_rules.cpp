@@ -82,18 +82,25 @@ int64_t reach_of(const Region& region) {
 }  // namespace
 
 Region region_of(NamedTensor t) {
+  return region_of(t, t.tensor->sizes(), t.tensor->strides(), 0);
+}
+
+Region region_of(NamedTensor t, at::IntArrayRef sizes, at::IntArrayRef strides,
+                 int64_t start) {
+  const int64_t itemsize = t.tensor->element_size();
   Region region;
   region.name = t.name;
-  region.storage_offset = t.tensor->storage_offset();
-  region.base = reinterpret_cast<uintptr_t>(t.tensor->const_data_ptr());
-  if (t.tensor->numel() == 0) {
+  region.storage_offset = t.tensor->storage_offset() + start;
+  region.base = reinterpret_cast<uintptr_t>(t.tensor->const_data_ptr()) +
+                start * itemsize;
+  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) {
     return region;
   }
-  region.run = t.tensor->element_size();
+  region.run = itemsize;
   // Innermost first, so that dense inner dimensions fold into the run.
-  for (int64_t dim = t.tensor->dim() - 1; dim >= 0; --dim) {
-    const int64_t count = t.tensor->size(dim);
-    const int64_t step = t.tensor->stride(dim) * t.tensor->element_size();
+  for (size_t dim = sizes.size(); dim-- > 0;) {
+    const int64_t count = sizes[dim];
+    const int64_t step = strides[dim] * itemsize;
     if (count == 1 || step == 0) {
       continue;
     }

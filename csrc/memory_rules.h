@@ -25,6 +25,10 @@ struct Region {
 
 Region region_of(NamedTensor t);
 
+// The region of a view of t that begins `start` elements behind its first.
+Region region_of(NamedTensor t, at::IntArrayRef sizes, at::IntArrayRef strides,
+                 int64_t start);
+
 // True when the two sets have a byte in common. Exact for every layout that a
 // cache has; an adversarial set of strides that would take too long counts as
 // disjoint (it is only a courtesy to the caller, never a bound).

@@ -75,11 +75,42 @@ void paged_cache_load(const at::Tensor& key_cache,
             seq_starts, cache_mode, is_seq_lens_cumsum);
 }
 
+void scatter_pa_kv_cache_packed(const at::Tensor& key, const at::Tensor& value,
+                                const at::Tensor& kv_cache,
+                                const at::Tensor& slot_mapping,
+                                c10::string_view kv_layout) {
+  check_packed_scatter_args({key, value, kv_cache, slot_mapping, kv_layout});
+  find_kernel_for("scatter_pa_kv_cache_packed", "key", key);
+  c10::Dispatcher::singleton()
+      .findSchemaOrThrow("pacache::scatter_pa_kv_cache_packed", "")
+      .typed<decltype(scatter_pa_kv_cache_packed)>()
+      .call(key, value, kv_cache, slot_mapping, kv_layout);
+}
+
+void paged_cache_load_packed(const at::Tensor& kv_cache,
+                             const at::Tensor& block_tables,
+                             const at::Tensor& context_lens,
+                             const at::Tensor& key, const at::Tensor& value,
+                             c10::string_view kv_layout,
+                             const OptionalTensor& seq_starts,
+                             bool is_seq_lens_cumsum) {
+  check_packed_load_args({kv_cache, block_tables, context_lens, key, value,
+                          kv_layout, seq_starts, is_seq_lens_cumsum});
+  find_kernel_for("paged_cache_load_packed", "kv_cache", kv_cache);
+  c10::Dispatcher::singleton()
+      .findSchemaOrThrow("pacache::paged_cache_load_packed", "")
+      .typed<decltype(paged_cache_load_packed)>()
+      .call(kv_cache, block_tables, context_lens, key, value, kv_layout,
+            seq_starts, is_seq_lens_cumsum);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(pacache, CompositeExplicitAutograd, m) {
   m.impl("scatter_pa_kv_cache", TORCH_FN(scatter_pa_kv_cache));
   m.impl("paged_cache_load", TORCH_FN(paged_cache_load));
+  m.impl("scatter_pa_kv_cache_packed", TORCH_FN(scatter_pa_kv_cache_packed));
+  m.impl("paged_cache_load_packed", TORCH_FN(paged_cache_load_packed));
 }
 
 }  // namespace pacache

@@ -29,4 +29,18 @@ TORCH_LIBRARY(pacache, m) {
       "Tensor(b!) value, *, Tensor? seq_starts=None, "
       "str cache_mode=\"Norm\", bool is_seq_lens_cumsum=False) -> ()",
       tags);
+
+  // For a cache that holds keys and values: whole, it is one mutable argument,
+  // where its two halves would be two views of one storage.
+  m.def(
+      "scatter_pa_kv_cache_packed(Tensor key, Tensor value, "
+      "Tensor(a!) kv_cache, Tensor slot_mapping, *, str kv_layout) -> ()",
+      tags);
+
+  m.def(
+      "paged_cache_load_packed(Tensor kv_cache, Tensor block_tables, "
+      "Tensor context_lens, Tensor(a!) key, Tensor(b!) value, *, "
+      "str kv_layout, Tensor? seq_starts=None, "
+      "bool is_seq_lens_cumsum=False) -> ()",
+      tags);
 }

@@ -11,6 +11,7 @@ namespace pacache {
 namespace {
 
 constexpr const char* kOp = "scatter_pa_kv_cache";
+constexpr const char* kPackedOp = "scatter_pa_kv_cache_packed";
 constexpr int64_t kMaxNzBlockSize = 65535;
 
 // The scenario that the modes and the rank of key choose, and how an error
@@ -152,31 +153,35 @@ std::string bracketed(std::initializer_list<int64_t> sizes) {
 }
 
 // Scenarios 1, 2, 6, 7: one row per slot.
-void check_token_inputs(const ScatterInputs& in, ScatterArgs& args) {
-  const NamedTensor key{"key", &in.key};
-  check_shape(kOp, key, 3, {}, [&] {
+void check_token_inputs(NamedTensor key, NamedTensor value, NamedTensor slots,
+                        bool may_be_padded, ScatterArgs& args) {
+  const char* op = args.names.op;
+  check_shape(op, key, 3, {}, [&] {
     return std::string("[num_tokens, num_heads, head_size]") +
-           (args.kind == ScatterKind::kNorm
-                ? " or [batch, seq_len, num_heads, head_size]"
-                : "");
+           (may_be_padded ? " or [batch, seq_len, num_heads, head_size]" : "");
   });
-  check_shape(kOp, {"slot_mapping", &in.slot_mapping}, 1, {},
-              [] { return "[num_tokens]"; });
-  args.num_tokens = in.slot_mapping.size(0);
-  args.num_heads = in.key.size(1);
-  const at::Tensor* value = get(in.value);
-  if (value != nullptr) {
-    check_shape(kOp, {"value", value}, 3, {{1, args.num_heads}}, [&] {
+  check_shape(op, slots, 1, {}, [] { return "[num_tokens]"; });
+  args.num_tokens = slots.tensor->size(0);
+  args.num_heads = key.tensor->size(1);
+  if (value.tensor != nullptr) {
+    check_shape(op, value, 3, {{1, args.num_heads}}, [&] {
       return "[num_tokens, num_heads, head_size] with num_heads " +
              std::to_string(args.num_heads) + " as key";
     });
   }
-  for (const NamedTensor t : {key, NamedTensor{"value", value}}) {
+  for (const NamedTensor t : {key, value}) {
     TORCH_CHECK_VALUE(
-        t.tensor == nullptr || t.tensor->size(0) >= args.num_tokens, kOp, ": ",
+        t.tensor == nullptr || t.tensor->size(0) >= args.num_tokens, op, ": ",
         t.name, " must have at least the ", args.num_tokens,
         " tokens of slot_mapping, got ", t.tensor->sizes());
   }
+}
+
+void check_capacity(const ScatterArgs& args) {
+  TORCH_CHECK_VALUE(args.num_slots() >= args.num_tokens, args.names.op,
+                    ": slot_mapping must have at most num_blocks * block_size "
+                    "= ",
+                    args.num_slots(), " elements, got ", args.num_tokens);
 }
 
 // Scenario 3: padded sequences.
@@ -330,6 +335,27 @@ ScatterPlane make_plane(const at::Tensor& source, const at::Tensor& cache,
   return plane;
 }
 
+// The half of a packed cache that begins `start` elements behind its first.
+ScatterPlane packed_plane(const at::Tensor& source, const PackedCache& cache,
+                          int64_t start) {
+  const int64_t itemsize = source.element_size();
+  const HalfDims strides = cache.half_strides();
+  ScatterPlane plane;
+  plane.src = static_cast<const char*>(source.const_data_ptr());
+  plane.dst =
+      static_cast<char*>(cache.tensor->mutable_data_ptr()) + start * itemsize;
+  plane.dtype = source.scalar_type();
+  plane.head_size = source.size(2);
+  plane.head_bytes = plane.head_size * itemsize;
+  plane.unit_bytes = plane.head_bytes;
+  plane.src_token_stride = source.stride(0) * itemsize;
+  plane.src_head_stride = source.stride(1) * itemsize;
+  plane.dst_block_stride = strides[0] * itemsize;
+  plane.dst_token_stride = strides[1] * itemsize;
+  plane.dst_head_stride = strides[2] * itemsize;
+  return plane;
+}
+
 // Nct: the caller's strides take the place of the tensor's own. Gives the
 // region that is read.
 Region apply_nct(NamedTensor source, int64_t stride, int64_t offset,
@@ -396,7 +422,8 @@ ScatterArgs check_scatter_args(const ScatterInputs& in) {
   args.scenario =
       scenario.number == 2 && value == nullptr ? 6 : scenario.number;
   if (!args.is_compressed()) {
-    check_token_inputs(in, args);
+    check_token_inputs(key_arg, value_arg, slots_arg,
+                       args.kind == ScatterKind::kNorm, args);
   } else if (args.scenario == 3) {
     check_padded_inputs(in, args);
   } else {
@@ -417,11 +444,9 @@ ScatterArgs check_scatter_args(const ScatterInputs& in) {
         " and block_size ", args.block_size, " as key_cache, got ",
         value_cache->sizes());
   }
-  TORCH_CHECK_VALUE(args.is_compressed() || args.num_slots() >= args.num_tokens,
-                    kOp,
-                    ": slot_mapping must have at most num_blocks * block_size "
-                    "= ",
-                    args.num_slots(), " elements, got ", args.num_tokens);
+  if (!args.is_compressed()) {
+    check_capacity(args);
+  }
 
   const bool nct = args.kind == ScatterKind::kNct;
   for (const NamedTensor t : {key_arg, value_arg}) {
@@ -497,6 +522,43 @@ ScatterArgs check_scatter_args(const ScatterInputs& in) {
   return args;
 }
 
+PackedScatterArgs check_packed_scatter_args(const PackedScatterInputs& in) {
+  const NamedTensor key{"key", &in.key};
+  const NamedTensor value{"value", &in.value};
+  const NamedTensor cache{"kv_cache", &in.kv_cache};
+  const NamedTensor slots{"slot_mapping", &in.slot_mapping};
+  check_tensors(kPackedOp, {key, value, cache, slots});
+  const PackedLayout& layout = packed_layout(kPackedOp, in.kv_layout);
+  check_copy_dtype(kPackedOp, key);
+  check_same_dtype(kPackedOp, value, key);
+  check_same_dtype(kPackedOp, cache, key);
+  check_index_dtype(kPackedOp, slots);
+
+  ScatterArgs args;
+  args.names = {kPackedOp, cache.name, cache.name, layout.name};
+  check_token_inputs(key, value, slots, /*may_be_padded=*/false, args);
+  const PackedCache packed =
+      check_packed_cache(kPackedOp, layout, key, value, in.kv_cache);
+  args.num_blocks = packed.num_blocks();
+  args.block_size = packed.block_size();
+  check_capacity(args);
+  for (const NamedTensor t : {key, value, cache}) {
+    check_dense_last_dim(kPackedOp, t);
+  }
+  for (const NamedTensor t : {key, value, cache, slots}) {
+    check_within_storage(kPackedOp, t);
+  }
+  check_halves_apart(kPackedOp, packed);
+  check_disjoint(kPackedOp, {region_of(cache)},
+                 {region_of(key), region_of(value), region_of(slots)});
+
+  args.has_value = true;
+  args.key = packed_plane(in.key, packed, 0);
+  args.value = packed_plane(in.value, packed, packed.value_start);
+  args.slot_mapping = IndexView(in.slot_mapping);
+  return {args, packed};
+}
+
 int64_t rows_written(ScatterKind kind, const CompressedHead& head) {
   if (kind == ScatterKind::kAlibi) {
     return head.window;
@@ -550,7 +612,7 @@ void check_slots(const ScatterArgs& args) {
     return;
   }
   for (int64_t i = 0; i < slots.size; ++i) {
-    TORCH_CHECK_INDEX(slots[i] < limit, kOp, ": slot_mapping[", i,
+    TORCH_CHECK_INDEX(slots[i] < limit, args.names.op, ": slot_mapping[", i,
                       "] must be less than num_blocks * block_size = ", limit,
                       ", got ", slots[i]);
   }

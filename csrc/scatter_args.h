@@ -1,6 +1,7 @@
-// What is a legal call of scatter_pa_kv_cache, and what does it ask for?
-// Tensors in, a checked plain struct out; the CPU kernel and the NPU binding
-// both start from it, so both refuse the same things with the same words.
+// What is a legal call of scatter_pa_kv_cache or scatter_pa_kv_cache_packed,
+// and what does it ask for? Tensors in, a checked plain struct out; the CPU
+// kernel and the NPU binding both start from it, so both refuse the same
+// things with the same words.
 
 #pragma once
 
@@ -10,6 +11,7 @@
 #include <string_view>
 
 #include "index_view.h"
+#include "packed_layout.h"
 #include "tensor_rules.h"
 
 namespace pacache {
@@ -40,6 +42,7 @@ struct ScatterPlane {
 };
 
 struct ScatterArgs {
+  CallNames names{"scatter_pa_kv_cache"};
   ScatterKind kind = ScatterKind::kNorm;
   int scenario = 2;  // as CANN numbers them
   // Rows of key that are read: slot_mapping's length, or all packed tokens.
@@ -85,6 +88,22 @@ struct ScatterInputs {
 
 // Every rule that needs no index value. Reads no tensor data.
 ScatterArgs check_scatter_args(const ScatterInputs& in);
+
+struct PackedScatterInputs {
+  const at::Tensor& key;
+  const at::Tensor& value;
+  const at::Tensor& kv_cache;
+  const at::Tensor& slot_mapping;
+  std::string_view kv_layout;
+};
+
+// Scenario 2 into the halves of one cache.
+struct PackedScatterArgs {
+  ScatterArgs args;
+  PackedCache cache;
+};
+
+PackedScatterArgs check_packed_scatter_args(const PackedScatterInputs& in);
 
 // One (sequence, head) of a compressed call.
 struct CompressedHead {

@@ -20,6 +20,15 @@ struct NamedTensor {
   const at::Tensor* tensor;
 };
 
+// How errors name a call: its operator, and its caches, which are one argument
+// where a cache holds both.
+struct CallNames {
+  const char* op;
+  const char* key_cache = "key_cache";
+  const char* value_cache = "value_cache";
+  const char* kv_layout = nullptr;  // of such a cache
+};
+
 inline const at::Tensor* get(const OptionalTensor& t) {
   return t.has_value() && t->defined() ? &*t : nullptr;
 }

@@ -1,4 +1,4 @@
-"""Which arguments do both operators take? The rules that need no tensor data, in Python.
+"""Which arguments do the operators take? The rules that need no tensor data, in Python.
 
 The C++ rules (``csrc/scatter_args.cpp``, ``csrc/load_args.cpp``) are mirrored here once, word for word, for the
 fake kernels and for the reference. Sizes may be ``SymInt``. Rules on memory (storage bounds, overlap) and on
@@ -16,6 +16,8 @@ from torch import Tensor
 
 SCATTER = "scatter_pa_kv_cache"
 LOAD = "paged_cache_load"
+SCATTER_PACKED = "scatter_pa_kv_cache_packed"
+LOAD_PACKED = "paged_cache_load_packed"
 
 COPY_DTYPES = (
     torch.float16,
@@ -38,6 +40,34 @@ INDEX_DTYPES = (torch.int32, torch.int64)
 CACHE_MODES = ("Norm", "PA_NZ")
 SCATTER_MODES = ("None", "Nct", "Alibi", "Rope", "Omni", "NHSD")
 MAX_NZ_BLOCK_SIZE = 65535
+
+
+@dataclass(frozen=True)
+class PackedLayout:
+    """Where keys and values lie in a cache that holds both: its shape, and which dimension is what.
+
+    Letters of a name: B num_blocks, N block_size, H num_heads, D head_size, C the elements of key and then of value of
+    one token and head.
+    """
+
+    name: str
+    shape: str
+    rank: int
+    half: int | None  # of size 2: key, value; None: the last dimension holds both
+    block: int
+    position: int
+    head: int
+
+
+PACKED_LAYOUTS = {
+    layout.name: layout
+    for layout in (
+        PackedLayout("2BNHD", "[2, num_blocks, block_size, num_heads, head_size]", 5, 0, 1, 2, 3),
+        PackedLayout("B2NHD", "[num_blocks, 2, block_size, num_heads, head_size]", 5, 1, 0, 2, 3),
+        PackedLayout("BHNC", "[num_blocks, num_heads, block_size, C]", 4, None, 0, 2, 1),
+        PackedLayout("BNHC", "[num_blocks, block_size, num_heads, C]", 4, None, 0, 1, 2),
+    )
+}
 
 Kind = Literal["norm", "nct", "nz", "nhsd", "alibi", "rope", "omni"]
 
@@ -246,13 +276,7 @@ def check_scatter(
                 ),
             )
     if kind in ("norm", "nct", "nz", "nhsd") and scenario != 3:
-        require(
-            num_blocks * block_size >= num_tokens,
-            ValueError,
-            op,
-            "slot_mapping",
-            lambda: f"must have at most num_blocks * block_size = {num_blocks * block_size} elements, got {num_tokens}",
-        )
+        _check_capacity(op, num_blocks, block_size, num_tokens)
     for name, t in (("key", key), ("value", value)):
         if t is not None and kind != "nct":
             _check_dense_last_dim(op, name, t)
@@ -346,13 +370,41 @@ def _check_pair(name: str, pair: Sequence[int], least: int) -> None:
         require(element >= least, ValueError, SCATTER, name, lambda: f"must be at least {least} each, got {list(pair)}")
 
 
-def _check_rows(name: str, t: Tensor, num_tokens: int) -> None:
+def _check_token_inputs(
+    op: str, key: Tensor, value: Tensor | None, slot_mapping: Tensor, *, may_be_padded: bool
+) -> int:
+    """Scenarios 1, 2, 6 and 7: one row per slot; gives the number of tokens."""
+    text = "[num_tokens, num_heads, head_size]"
+    key_text = f"{text} or [batch, seq_len, num_heads, head_size]" if may_be_padded else text
+    _check_rank_and_dims(op, "key", key, 3, {}, lambda: key_text)
+    _check_rank_and_dims(op, "slot_mapping", slot_mapping, 1, {}, lambda: "[num_tokens]")
+    num_tokens = slot_mapping.size(0)
+    if value is not None:
+        heads = key.size(1)
+        _check_rank_and_dims(op, "value", value, 3, {1: heads}, lambda: f"{text} with num_heads {heads} as key")
+    for name, t in (("key", key), ("value", value)):
+        if t is not None:
+            _check_rows(op, name, t, num_tokens)
+    return num_tokens
+
+
+def _check_rows(op: str, name: str, t: Tensor, num_tokens: int) -> None:
     require(
         t.size(0) >= num_tokens,
         ValueError,
-        SCATTER,
+        op,
         name,
         lambda: f"must have at least the {num_tokens} tokens of slot_mapping, got {_shape(t)}",
+    )
+
+
+def _check_capacity(op: str, num_blocks: int, block_size: int, num_tokens: int) -> None:
+    require(
+        num_blocks * block_size >= num_tokens,
+        ValueError,
+        op,
+        "slot_mapping",
+        lambda: f"must have at most num_blocks * block_size = {num_blocks * block_size} elements, got {num_tokens}",
     )
 
 
@@ -369,18 +421,7 @@ def _check_scatter_inputs(
     """Shapes of everything but the caches; gives the number of tokens (rows of key that are read)."""
     op = SCATTER
     if scenario in (1, 2, 6, 7):
-        text = "[num_tokens, num_heads, head_size]"
-        key_text = f"{text} or [batch, seq_len, num_heads, head_size]" if kind == "norm" else text
-        _check_rank_and_dims(op, "key", key, 3, {}, lambda: key_text)
-        _check_rank_and_dims(op, "slot_mapping", slot_mapping, 1, {}, lambda: "[num_tokens]")
-        num_tokens = slot_mapping.size(0)
-        if value is not None:
-            heads = key.size(1)
-            _check_rank_and_dims(op, "value", value, 3, {1: heads}, lambda: f"{text} with num_heads {heads} as key")
-        for name, t in (("key", key), ("value", value)):
-            if t is not None:
-                _check_rows(name, t, num_tokens)
-        return num_tokens
+        return _check_token_inputs(op, key, value, slot_mapping, may_be_padded=kind == "norm")
 
     assert value is not None and compress_lens is not None and seq_lens is not None
     if scenario == 3:
@@ -585,22 +626,7 @@ def check_load(
     for name, index in (("block_tables", block_tables), ("context_lens", context_lens), ("seq_starts", seq_starts)):
         _check_index_dtype(op, name, index)
 
-    _check_rank_and_dims(op, "block_tables", block_tables, 2, {}, lambda: "[batch, max_num_blocks]")
-    batch = block_tables.size(0)
-    if is_seq_lens_cumsum:
-        _check_rank_and_dims(
-            op,
-            "context_lens",
-            context_lens,
-            1,
-            {0: batch + 1},
-            lambda: f"[batch + 1] = [{batch + 1}] with is_seq_lens_cumsum",
-        )
-    else:
-        _check_rank_and_dims(op, "context_lens", context_lens, 1, {0: batch}, lambda: f"[batch] = [{batch}]")
-    if seq_starts is not None:
-        _check_rank_and_dims(op, "seq_starts", seq_starts, 1, {0: batch}, lambda: f"[batch] = [{batch}]")
-
+    batch = _check_load_indices(op, block_tables, context_lens, seq_starts, is_seq_lens_cumsum)
     if nz:
         num_blocks, block_size = _check_nz_load("key", key_cache, key)
         value_blocks = _check_nz_load("value", value_cache, value)
@@ -639,6 +665,28 @@ def check_load(
         if nz and t.dim() == 3 and t.size(1) > 1 and t.size(2) > 0:
             _check_dense_rows(name, t)
     return LoadArgs(nz, batch, num_rows, num_blocks, block_size)
+
+
+def _check_load_indices(
+    op: str, block_tables: Tensor, context_lens: Tensor, seq_starts: Tensor | None, is_seq_lens_cumsum: bool
+) -> int:
+    """The index tensors among themselves; gives the batch size."""
+    _check_rank_and_dims(op, "block_tables", block_tables, 2, {}, lambda: "[batch, max_num_blocks]")
+    batch = block_tables.size(0)
+    if is_seq_lens_cumsum:
+        _check_rank_and_dims(
+            op,
+            "context_lens",
+            context_lens,
+            1,
+            {0: batch + 1},
+            lambda: f"[batch + 1] = [{batch + 1}] with is_seq_lens_cumsum",
+        )
+    else:
+        _check_rank_and_dims(op, "context_lens", context_lens, 1, {0: batch}, lambda: f"[batch] = [{batch}]")
+    if seq_starts is not None:
+        _check_rank_and_dims(op, "seq_starts", seq_starts, 1, {0: batch}, lambda: f"[batch] = [{batch}]")
+    return batch
 
 
 def _check_dense_rows(name: str, t: Tensor) -> None:
@@ -695,3 +743,114 @@ def _check_nz_load(out_name: str, cache: Tensor, out: Tensor) -> tuple[int, int]
     out_width = out.size(1) if out.dim() == 2 else out.size(1) * out.size(2)
     require(out_width == width, ValueError, op, out_name, text)
     return cache.size(0), block_size
+
+
+def check_scatter_packed(
+    key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_layout: str
+) -> tuple[ScatterArgs, PackedLayout]:
+    """Check a call of scatter_pa_kv_cache_packed; raises as the operator's docstring says."""
+    op = SCATTER_PACKED
+    check_tensors(op, (("key", key), ("value", value), ("kv_cache", kv_cache), ("slot_mapping", slot_mapping)))
+    layout = _packed_layout(op, kv_layout)
+    _check_copy_dtype(op, "key", key)
+    _check_same_dtype(op, "value", value, "key", key)
+    _check_same_dtype(op, "kv_cache", kv_cache, "key", key)
+    _check_index_dtype(op, "slot_mapping", slot_mapping)
+    num_tokens = _check_token_inputs(op, key, value, slot_mapping, may_be_padded=False)
+    num_blocks, block_size = _check_packed_cache(op, layout, key, value, kv_cache)
+    _check_capacity(op, num_blocks, block_size, num_tokens)
+    for name, t in (("key", key), ("value", value), ("kv_cache", kv_cache)):
+        _check_dense_last_dim(op, name, t)
+    return ScatterArgs("norm", 2, num_tokens, key.size(1), num_blocks, block_size), layout
+
+
+def check_load_packed(
+    kv_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kv_layout: str,
+    seq_starts: Tensor | None,
+    is_seq_lens_cumsum: bool,
+) -> tuple[LoadArgs, PackedLayout]:
+    """Check a call of paged_cache_load_packed; raises as the operator's docstring says."""
+    op = LOAD_PACKED
+    check_tensors(
+        op,
+        (
+            ("kv_cache", kv_cache),
+            ("block_tables", block_tables),
+            ("context_lens", context_lens),
+            ("key", key),
+            ("value", value),
+            ("seq_starts", seq_starts),
+        ),
+    )
+    layout = _packed_layout(op, kv_layout)
+    _check_copy_dtype(op, "kv_cache", kv_cache)
+    _check_same_dtype(op, "key", key, "kv_cache", kv_cache)
+    _check_same_dtype(op, "value", value, "kv_cache", kv_cache)
+    for name, index in (("block_tables", block_tables), ("context_lens", context_lens), ("seq_starts", seq_starts)):
+        _check_index_dtype(op, name, index)
+    batch = _check_load_indices(op, block_tables, context_lens, seq_starts, is_seq_lens_cumsum)
+    text = "[num_tokens, num_heads, head_size]"
+    _check_rank_and_dims(op, "key", key, 3, {}, lambda: text)
+    num_rows, heads = key.shape[:2]
+    _check_rank_and_dims(
+        op,
+        "value",
+        value,
+        3,
+        {0: num_rows, 1: heads},
+        lambda: f"{text} with num_tokens {num_rows} and num_heads {heads} as key",
+    )
+    num_blocks, block_size = _check_packed_cache(op, layout, key, value, kv_cache)
+    for name, t in (("kv_cache", kv_cache), ("key", key), ("value", value)):
+        _check_dense_last_dim(op, name, t)
+    return LoadArgs(False, batch, num_rows, num_blocks, block_size), layout
+
+
+def _packed_layout(op: str, kv_layout: str) -> PackedLayout:
+    layout = PACKED_LAYOUTS.get(kv_layout)
+    if layout is None:
+        fail(ValueError, op, "kv_layout", f"must be '2BNHD', 'B2NHD', 'BHNC' or 'BNHC', got '{kv_layout}'")
+    return layout
+
+
+def _check_packed_cache(op: str, layout: PackedLayout, key: Tensor, value: Tensor, cache: Tensor) -> tuple[int, int]:
+    """The cache, and the head size of value beside key's; gives (num_blocks, block_size).
+
+    Key and value have been found to be 3-D with the same number of heads.
+    """
+    heads, key_size = key.shape[1:]
+    value_size = value.size(2)
+    if layout.half is not None:
+        require(
+            value_size == key_size,
+            ValueError,
+            op,
+            "value",
+            lambda: f"must have head_size {key_size} as key with kv_layout '{layout.name}', got {_shape(value)}",
+        )
+        _check_rank_and_dims(
+            op,
+            "kv_cache",
+            cache,
+            layout.rank,
+            {layout.half: 2, layout.head: heads, 4: key_size},
+            lambda: f"{layout.shape} with num_heads {heads} and head_size {key_size} as key",
+        )
+    else:
+        _check_rank_and_dims(
+            op,
+            "kv_cache",
+            cache,
+            layout.rank,
+            {layout.head: heads, 3: key_size + value_size},
+            lambda: (
+                f"{layout.shape} with num_heads {heads} as key and C {key_size} + {value_size}, "
+                "the head sizes of key and value"
+            ),
+        )
+    return cache.size(layout.block), _check_block_size(op, "kv_cache", cache, layout.position)

@@ -38,7 +38,8 @@ def capabilities(device: torch.device | str = "cpu") -> dict[str, Any]:
     Returns:
         A dictionary with ``product``, ``verified_on_hardware`` and ``rows``; a row has ``op``, ``scenario`` (scatter
         only), ``mode``, ``dtypes`` and ``limits`` in words. On the NPU also ``soc``, ``cann`` and, per row, ``since``,
-        the oldest CANN version: what is not in a row raises NotImplementedError. The NPU's table was made by reading
+        the oldest CANN version: what is not in a row raises NotImplementedError. A packed operator is the row of
+        scenario 2 or of Norm on the halves of its cache. The NPU's table was made by reading
         CANN's sources and documents; it has not been run on hardware.
 
     Raises:

@@ -62,7 +62,31 @@ def _paged_cache_load(
     )
 
 
+def _scatter_pa_kv_cache_packed(
+    key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor, *, kv_layout: str
+) -> None:
+    _rules.check_scatter_packed(key, value, kv_cache, slot_mapping, kv_layout)
+
+
+def _paged_cache_load_packed(
+    kv_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    kv_layout: str,
+    seq_starts: Tensor | None = None,
+    is_seq_lens_cumsum: bool = False,
+) -> None:
+    _rules.check_load_packed(
+        kv_cache, block_tables, context_lens, key, value, kv_layout, seq_starts, is_seq_lens_cumsum
+    )
+
+
 def register() -> None:
     """Register the fake kernels; the schemas must have been loaded."""
     torch.library.register_fake("pacache::scatter_pa_kv_cache", _scatter_pa_kv_cache)
     torch.library.register_fake("pacache::paged_cache_load", _paged_cache_load)
+    torch.library.register_fake("pacache::scatter_pa_kv_cache_packed", _scatter_pa_kv_cache_packed)
+    torch.library.register_fake("pacache::paged_cache_load_packed", _paged_cache_load_packed)

@@ -1,4 +1,4 @@
-"""The two operators as typed Python functions."""
+"""The operators as typed Python functions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from pacache_torch import _library
+from pacache_torch._rules import PACKED_LAYOUTS
 
 _scatter_pa_kv_cache = _library.operator("scatter_pa_kv_cache")
 _paged_cache_load = _library.operator("paged_cache_load")
+_scatter_pa_kv_cache_packed = _library.operator("scatter_pa_kv_cache_packed")
+_paged_cache_load_packed = _library.operator("paged_cache_load_packed")
 
 
 def scatter_pa_kv_cache(
@@ -202,7 +205,8 @@ def paged_cache_load(
         if key is not None or value is not None:
             only = "value" if key is None else "key"
             raise ValueError(f"paged_cache_load: key and value must be given together, got only {only}")
-        key, value = _allocate_outputs(key_cache, value_cache, context_lens, cache_mode, is_seq_lens_cumsum, num_tokens)
+        num_tokens = _rows_to_allocate("paged_cache_load", context_lens, is_seq_lens_cumsum, num_tokens)
+        key, value = _allocate_outputs(key_cache, value_cache, cache_mode, num_tokens)
     elif num_tokens is not None:
         raise ValueError(f"paged_cache_load: num_tokens must be None when key and value are given, got {num_tokens}")
     given: dict[str, Any] = {}
@@ -216,25 +220,144 @@ def paged_cache_load(
     return key, value
 
 
-def _allocate_outputs(
-    key_cache: Tensor,
-    value_cache: Tensor,
+def scatter_pa_kv_cache_packed(
+    key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor, *, kv_layout: str
+) -> None:
+    """Write tokens into a paged cache that holds keys and values in one tensor, in place.
+
+    The same as :func:`scatter_pa_kv_cache` (scenario 2) into the two halves of ``kv_cache``. Inside a compiled graph it
+    is the safe form: the halves would be two views of one storage, and a view whose storage offset depends on a
+    dynamic size is written at the wrong place by some releases of torch (``docs/torch_compile.md``).
+
+    ========= ================================================== ==========================================
+    kv_layout kv_cache                                           key at ``(block, position)``
+    ========= ================================================== ==========================================
+    2BNHD     [2, num_blocks, block_size, num_heads, head_size]  ``kv_cache[0, block, position]``
+    B2NHD     [num_blocks, 2, block_size, num_heads, head_size]  ``kv_cache[block, 0, position]``
+    BHNC      [num_blocks, num_heads, block_size, C]             ``kv_cache[block, :, position, :key_size]``
+    BNHC      [num_blocks, block_size, num_heads, C]             ``kv_cache[block, position, :, :key_size]``
+    ========= ================================================== ==========================================
+
+    ``C`` is key's and value's head_size together, key's elements first. BHNC is vLLM's present form. The layout names
+    the dimensions, not the memory: any strides will do as long as the last dimension is dense.
+
+    Args:
+        key: ``[T, num_heads, head_size]``; the first ``slot_mapping.numel()`` rows are written. Any token and head
+            stride; the last dimension must be dense. Any 1-, 2- or 4-byte dtype.
+        value: ``[T, num_heads, head_size]``, dtype of ``key``. In BHNC and BNHC its head_size may differ.
+        kv_cache: Written in place; dtype of ``key``.
+        slot_mapping: ``[T]``, ``block * block_size + position``; negative: skip. int32 or int64.
+        kv_layout: ``"2BNHD"``, ``"B2NHD"``, ``"BHNC"`` or ``"BNHC"``. Never guessed from a shape.
+
+    Mutates:
+        ``kv_cache``. Nothing is returned. On an error nothing has been written.
+
+    Raises:
+        ValueError: a shape, layout, stride or memory rule does not hold.
+        TypeError: a dtype rule does not hold.
+        IndexError: a slot lies behind the end of the cache.
+        NotImplementedError: the device has no kernel for the call.
+        RuntimeError: an input requires grad while grad mode is on (the operator has no backward).
+
+    Note:
+        The NPU takes dense key and value caches, so there a contiguous ``kv_cache`` must be 2BNHD, or B2NHD from CANN
+        9.1 on; other layouts are refused, not copied, unless their strides make both halves dense. Slots and duplicates
+        as in :func:`scatter_pa_kv_cache`.
+
+    Example:
+        >>> kv_cache = torch.zeros(4, 1, 2, 6)               # BHNC: 4 blocks of 2 tokens, 1 head, 3 + 3 elements
+        >>> key = torch.tensor([[[1., 2., 3.]], [[4., 5., 6.]]])
+        >>> scatter_pa_kv_cache_packed(key, key * 10, kv_cache, torch.tensor([5, 0]), kv_layout="BHNC")
+        >>> kv_cache[2, 0, 1]                                # slot 5: block 2, position 1
+        tensor([ 1.,  2.,  3., 10., 20., 30.])
+    """
+    _scatter_pa_kv_cache_packed(key, value, kv_cache, slot_mapping, kv_layout=kv_layout)
+
+
+def paged_cache_load_packed(
+    kv_cache: Tensor,
+    block_tables: Tensor,
     context_lens: Tensor,
-    cache_mode: str,
-    is_seq_lens_cumsum: bool,
-    num_tokens: int | None,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    *,
+    kv_layout: str,
+    seq_starts: Tensor | None = None,
+    is_seq_lens_cumsum: bool = False,
+    num_tokens: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Outputs of the shapes that the caches ask for; a cache of a wrong rank is left for the operator to refuse."""
+    """Read the contexts of a batch out of a paged cache that holds keys and values in one tensor.
+
+    The same as :func:`paged_cache_load` with ``cache_mode="Norm"`` from the two halves of ``kv_cache``, which is laid
+    out as :func:`scatter_pa_kv_cache_packed` says.
+
+    Args:
+        kv_cache: As ``kv_layout`` has it. Any strides with a dense last dimension; any 1-, 2- or 4-byte dtype.
+        block_tables: ``[batch, max_num_blocks]``, int32 or int64. Only the entries in use are read.
+        context_lens: ``[batch]`` token counts, or ``[batch + 1]`` row boundaries with ``is_seq_lens_cumsum``.
+        key: Output ``[num_tokens, num_heads, head_size]``, dtype of ``kv_cache``. Allocated when both outputs are
+            None, in BHNC and BNHC with half of ``C``; where key and value differ in head size, give them.
+        value: Output, alike; in BHNC and BNHC the head sizes of key and value sum to ``C``.
+        kv_layout: ``"2BNHD"``, ``"B2NHD"``, ``"BHNC"`` or ``"BNHC"``.
+        seq_starts: ``[batch]`` first token of each sequence; the part below a multiple of ``block_size`` is dropped.
+        is_seq_lens_cumsum: ``context_lens`` holds row boundaries.
+        num_tokens: Rows to allocate when no outputs are given; see :func:`paged_cache_load`.
+
+    Mutates:
+        ``key`` and ``value``, when given. On an error nothing has been written.
+
+    Returns:
+        ``(key, value)``: the outputs given, or new ones.
+
+    Raises:
+        ValueError: a shape, layout, stride, length or memory rule does not hold; too few output rows or table columns.
+        TypeError: a dtype rule does not hold.
+        IndexError: a block id in use is outside ``[0, num_blocks)``.
+        NotImplementedError: the device has no kernel for the call. The NPU reads dense key and value caches: a
+            contiguous ``kv_cache`` must be 2BNHD there.
+        RuntimeError: an input requires grad while grad mode is on (the operator has no backward).
+
+    Example:
+        >>> kv_cache = torch.arange(16.).reshape(2, 4, 2, 1, 1)  # 2BNHD: 4 blocks of 2 tokens, 1 head of size 1
+        >>> tables, lens = torch.tensor([[2, 0], [1, 3]]), torch.tensor([3, 1])
+        >>> key, value = paged_cache_load_packed(kv_cache, tables, lens, kv_layout="2BNHD")
+        >>> key.flatten(), value.flatten()
+        (tensor([4., 5., 0., 2.]), tensor([12., 13.,  8., 10.]))
+    """
+    if key is None or value is None:
+        if key is not None or value is not None:
+            only = "value" if key is None else "key"
+            raise ValueError(f"paged_cache_load_packed: key and value must be given together, got only {only}")
+        num_tokens = _rows_to_allocate("paged_cache_load_packed", context_lens, is_seq_lens_cumsum, num_tokens)
+        key, value = _allocate_packed_outputs(kv_cache, kv_layout, num_tokens)
+    elif num_tokens is not None:
+        raise ValueError(
+            f"paged_cache_load_packed: num_tokens must be None when key and value are given, got {num_tokens}"
+        )
+    given: dict[str, Any] = {"kv_layout": kv_layout}
+    if seq_starts is not None:
+        given["seq_starts"] = seq_starts
+    if is_seq_lens_cumsum:
+        given["is_seq_lens_cumsum"] = is_seq_lens_cumsum
+    _paged_cache_load_packed(kv_cache, block_tables, context_lens, key, value, **given)
+    return key, value
+
+
+def _rows_to_allocate(op: str, context_lens: Tensor, is_seq_lens_cumsum: bool, num_tokens: int | None) -> int:
+    """The caller's number, or as many rows as the lengths say."""
     if num_tokens is None:
         if context_lens.dim() != 1 or context_lens.numel() == 0:
-            num_tokens = 0
-        elif is_seq_lens_cumsum:
-            num_tokens = int(context_lens[-1])
-        else:
-            num_tokens = int(context_lens.sum())
-        num_tokens = max(num_tokens, 0)
-    elif num_tokens < 0:
-        raise ValueError(f"paged_cache_load: num_tokens must not be negative, got {num_tokens}")
+            return 0
+        return max(int(context_lens[-1] if is_seq_lens_cumsum else context_lens.sum()), 0)
+    if num_tokens < 0:
+        raise ValueError(f"{op}: num_tokens must not be negative, got {num_tokens}")
+    return num_tokens
+
+
+def _allocate_outputs(
+    key_cache: Tensor, value_cache: Tensor, cache_mode: str, num_tokens: int
+) -> tuple[Tensor, Tensor]:
+    """Outputs of the shapes that the caches ask for; a cache of a wrong rank is left for the operator to refuse."""
 
     def allocate(cache: Tensor) -> Tensor:
         if cache_mode == "PA_NZ":
@@ -245,3 +368,17 @@ def _allocate_outputs(
         return torch.empty(num_tokens, *cache.shape[2:], dtype=cache.dtype, device=cache.device)
 
     return allocate(key_cache), allocate(value_cache)
+
+
+def _allocate_packed_outputs(kv_cache: Tensor, kv_layout: str, num_tokens: int) -> tuple[Tensor, Tensor]:
+    """Outputs of the shapes that the cache asks for; one of a wrong rank is left for the operator to refuse."""
+    layout = PACKED_LAYOUTS.get(kv_layout)
+    if layout is None or kv_cache.dim() != layout.rank:
+        heads = head_size = 0
+    else:
+        heads, head_size = kv_cache.size(layout.head), kv_cache.size(-1)
+        if layout.half is None:
+            head_size //= 2
+    shape = (num_tokens, heads, head_size)
+    key, value = (torch.empty(shape, dtype=kv_cache.dtype, device=kv_cache.device) for _ in range(2))
+    return key, value

@@ -1,6 +1,6 @@
 """What do the operators mean? Plain loops over tokens, heads and elements: slow, and meant to be read.
 
-Both operators as their definition says them, one function per kind of copy, sharing nothing with the C++ kernels. Every
+The operators as their definition says them, one function per kind of copy, sharing nothing with the C++ kernels. Every
 other backend is held against this one, bit for bit. Everything is checked before the first element is written: shapes,
 dtypes and modes by :mod:`pacache_torch._rules`, memory and values here.
 
@@ -19,7 +19,17 @@ import torch
 from torch import Tensor
 
 from . import _rules
-from ._rules import LOAD, SCATTER, Kind, LoadArgs, ScatterArgs, fail
+from ._rules import (
+    LOAD,
+    LOAD_PACKED,
+    SCATTER,
+    SCATTER_PACKED,
+    Kind,
+    LoadArgs,
+    PackedLayout,
+    ScatterArgs,
+    fail,
+)
 
 _NamedTensor = tuple[str, Tensor | None]
 
@@ -95,7 +105,7 @@ def scatter_pa_kv_cache(
 
     if compress_lens is None or seq_lens is None:
         slots: list[int] = slot_mapping.tolist()
-        _check_slots(args, slots)
+        _check_slots(SCATTER, args, slots)
         _scatter_tokens(args, slots, _bits(key), _bits(key_cache), key_stride, key_offset)
         if value is not None and value_cache is not None:
             _scatter_tokens(args, slots, _bits(value), _bits(value_cache), value_stride, value_offset)
@@ -320,6 +330,7 @@ def paged_cache_load(
         is_seq_lens_cumsum,
     )
     _check_load_memory(
+        LOAD,
         (
             ("key_cache", key_cache),
             ("value_cache", value_cache),
@@ -328,10 +339,10 @@ def paged_cache_load(
             ("key", key),
             ("value", value),
             ("seq_starts", seq_starts),
-        )
+        ),
     )
     starts: list[int] = [0] * args.batch if seq_starts is None else seq_starts.tolist()
-    sequences = _checked_sequences(args, block_tables, context_lens.tolist(), starts, is_seq_lens_cumsum)
+    sequences = _checked_sequences(LOAD, args, block_tables, context_lens.tolist(), starts, is_seq_lens_cumsum)
     for sequence in sequences:
         for cache, out in ((_bits(key_cache), _bits(key)), (_bits(value_cache), _bits(value))):
             if not args.nz:
@@ -386,16 +397,124 @@ def _load_nz_5d(sequence: _Sequence, cache: Tensor, out: Tensor) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Keys and values in one cache
+
+
+def scatter_pa_kv_cache_packed(
+    key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor, *, kv_layout: str
+) -> None:
+    """Write tokens into a paged cache that holds keys and values, one element after the other.
+
+    Args, layouts and errors are those of :func:`pacache_torch.scatter_pa_kv_cache_packed`. Of duplicate slots the token
+    with the highest index wins.
+
+    Mutates:
+        kv_cache.
+
+    Raises:
+        ValueError: a shape, a layout, a stride or shared memory.
+        TypeError: a dtype.
+        IndexError: a slot past the end of the cache.
+        RuntimeError: a tensor that requires grad while grad mode is on.
+
+    Example:
+        >>> key = torch.arange(4.0).view(2, 1, 2)  # 2 tokens, 1 head, head size 2
+        >>> cache = torch.zeros(2, 3, 1, 4)  # 2 blocks of 3 slots; 2 elements of key, then 2 of value
+        >>> scatter_pa_kv_cache_packed(key, -key, cache, torch.tensor([4, -1]), kv_layout="BNHC")
+        >>> cache[1, 1, 0]  # slot 4 = block 1, offset 1
+        tensor([ 0.,  1., -0., -1.])
+    """
+    op = SCATTER_PACKED
+    args, layout = _rules.check_scatter_packed(key, value, kv_cache, slot_mapping, kv_layout)
+    inputs: list[_NamedTensor] = [("key", key), ("value", value), ("slot_mapping", slot_mapping)]
+    for name, t in (inputs[0], inputs[1], ("kv_cache", kv_cache), inputs[2]):
+        _check_bounds(op, name, t)
+    halves = _halves(layout, kv_cache, key.size(2))
+    _check_halves_apart(op, kv_cache, halves)
+    _check_disjoint(op, [_extent("kv_cache", kv_cache)], _extents(inputs))
+    slots: list[int] = slot_mapping.tolist()
+    _check_slots(op, args, slots)
+    for x, cache in zip((key, value), halves, strict=True):
+        _scatter_norm(slots, _bits(x), _bits(cache))
+
+
+def paged_cache_load_packed(
+    kv_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    kv_layout: str,
+    seq_starts: Tensor | None = None,
+    is_seq_lens_cumsum: bool = False,
+) -> None:
+    """Read whole sequences out of a paged cache that holds keys and values, one element after the other.
+
+    Args, layouts and errors are those of the operator ``torch.ops.pacache.paged_cache_load_packed``. Rows of key and
+    value that no sequence covers keep their contents.
+
+    Mutates:
+        key, value.
+
+    Raises:
+        ValueError: a shape, a layout, a stride, shared memory, a length or a start that does not fit.
+        TypeError: a dtype.
+        IndexError: a block id that is used and outside the cache.
+        RuntimeError: a tensor that requires grad while grad mode is on.
+
+    Example:
+        >>> cache = torch.arange(16.0).view(4, 2, 1, 2)  # 4 blocks of 2 slots, 1 head; 1 element of key, 1 of value
+        >>> key, value = torch.zeros(3, 1, 1), torch.zeros(3, 1, 1)
+        >>> tables, lens = torch.tensor([[3, 1]]), torch.tensor([3])
+        >>> paged_cache_load_packed(cache, tables, lens, key, value, kv_layout="BNHC")
+        >>> key.flatten(), value.flatten()  # block 3 holds 12, 13, 14, 15; block 1 begins with 4, 5
+        (tensor([12., 14.,  4.]), tensor([13., 15.,  5.]))
+    """
+    op = LOAD_PACKED
+    args, layout = _rules.check_load_packed(
+        kv_cache, block_tables, context_lens, key, value, kv_layout, seq_starts, is_seq_lens_cumsum
+    )
+    _check_load_memory(
+        op,
+        (
+            ("kv_cache", kv_cache),
+            ("block_tables", block_tables),
+            ("context_lens", context_lens),
+            ("key", key),
+            ("value", value),
+            ("seq_starts", seq_starts),
+        ),
+    )
+    starts: list[int] = [0] * args.batch if seq_starts is None else seq_starts.tolist()
+    halves = _halves(layout, kv_cache, key.size(2))
+    sequences = _checked_sequences(op, args, block_tables, context_lens.tolist(), starts, is_seq_lens_cumsum)
+    for sequence in sequences:
+        for cache, out in zip(halves, (key, value), strict=True):
+            _load_norm(sequence, _bits(cache), _bits(out))
+
+
+def _halves(layout: PackedLayout, kv_cache: Tensor, key_size: int) -> tuple[Tensor, Tensor]:
+    """Give the keys and the values as views [num_blocks, block_size, N, D]."""
+    if layout.name == "2BNHD":
+        return kv_cache[0], kv_cache[1]
+    if layout.name == "B2NHD":
+        return kv_cache[:, 0], kv_cache[:, 1]
+    tokens_first = kv_cache.transpose(1, 2) if layout.name == "BHNC" else kv_cache
+    return tokens_first[..., :key_size], tokens_first[..., key_size:]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Rules on values
 
 
-def _check_slots(args: ScatterArgs, slots: list[int]) -> None:
+def _check_slots(op: str, args: ScatterArgs, slots: list[int]) -> None:
     total = args.num_blocks * args.block_size
     for i, slot in enumerate(slots):
         if slot >= total:
             fail(
                 IndexError,
-                SCATTER,
+                op,
                 f"slot_mapping[{i}]",
                 f"must be less than num_blocks * block_size = {total}, got {slot}",
             )
@@ -466,37 +585,37 @@ def _checked_tasks(
 
 
 def _checked_sequences(
-    args: LoadArgs, block_tables: Tensor, lens: list[int], starts: list[int], cumsum: bool
+    op: str, args: LoadArgs, block_tables: Tensor, lens: list[int], starts: list[int], cumsum: bool
 ) -> list[_Sequence]:
     """Give the sequences to load, in order."""
     num_columns = block_tables.size(1)
     sequences = []
     next_row = 0
     if cumsum and lens[0] < 0:
-        fail(ValueError, LOAD, "context_lens[0]", f"must not be negative, got {lens[0]}")
+        fail(ValueError, op, "context_lens[0]", f"must not be negative, got {lens[0]}")
     for b in range(args.batch):
         if cumsum:
             first_row, length = lens[b], lens[b + 1] - lens[b]
             if length < 0:
                 fail(
                     ValueError,
-                    LOAD,
+                    op,
                     f"context_lens[{b + 1}]",
                     f"must be at least context_lens[{b}] = {lens[b]}, got {lens[b + 1]}",
                 )
         else:
             first_row, length = next_row, lens[b]
             if length < 0:
-                fail(ValueError, LOAD, f"context_lens[{b}]", f"must not be negative, got {length}")
+                fail(ValueError, op, f"context_lens[{b}]", f"must not be negative, got {length}")
         next_row = first_row + length
         if starts[b] < 0:
-            fail(ValueError, LOAD, f"seq_starts[{b}]", f"must not be negative, got {starts[b]}")
+            fail(ValueError, op, f"seq_starts[{b}]", f"must not be negative, got {starts[b]}")
         if length == 0:
             continue
         if next_row > args.num_rows:
             fail(
                 ValueError,
-                LOAD,
+                op,
                 "key",
                 f"must have room for the {length} rows of sequence {b} from row {first_row}, got {args.num_rows} rows",
             )
@@ -505,7 +624,7 @@ def _checked_sequences(
         if first_column + num_used > num_columns:
             fail(
                 ValueError,
-                LOAD,
+                op,
                 "block_tables",
                 f"must have the columns for context_lens {length} from seq_starts {starts[b]} of sequence {b} "
                 f"with block_size {args.block_size}, got {num_columns} columns",
@@ -515,7 +634,7 @@ def _checked_sequences(
             if not 0 <= block < args.num_blocks:
                 fail(
                     IndexError,
-                    LOAD,
+                    op,
                     f"block_tables[{b}, {column}]",
                     f"must be between 0 and num_blocks - 1 = {args.num_blocks - 1}, got {block}",
                 )
@@ -573,14 +692,26 @@ def _check_scatter_memory(
     _check_disjoint(SCATTER, written, read + _extents(indices))
 
 
-def _check_load_memory(tensors: Sequence[_NamedTensor]) -> None:
+def _check_load_memory(op: str, tensors: Sequence[_NamedTensor]) -> None:
     for name, t in tensors:
-        _check_bounds(LOAD, name, t)
+        _check_bounds(op, name, t)
     written = [(name, t) for name, t in tensors if name in ("key", "value")]
     read = [(name, t) for name, t in tensors if name not in ("key", "value")]
     for name, t in written:
-        _check_not_expanded(LOAD, name, t)
-    _check_disjoint(LOAD, _extents(written), _extents(read))
+        _check_not_expanded(op, name, t)
+    _check_disjoint(op, _extents(written), _extents(read))
+
+
+def _check_halves_apart(op: str, kv_cache: Tensor, halves: tuple[Tensor, Tensor]) -> None:
+    """For a packed cache that is written."""
+    _check_not_expanded(op, "kv_cache", kv_cache)
+    if _share_a_byte(*(_extent("kv_cache", half) for half in halves)):
+        fail(
+            ValueError,
+            op,
+            "kv_cache",
+            f"must not overlap itself, got shape {list(kv_cache.shape)} and strides {list(kv_cache.stride())}",
+        )
 
 
 def _storage_elements(t: Tensor) -> int:

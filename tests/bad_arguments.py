@@ -1,4 +1,4 @@
-"""One table of calls that both operators must refuse, and the words in which they do.
+"""One table of calls that the operators must refuse, and the words in which they do.
 
 A row takes a valid call, spoils one thing, and says which exception comes with exactly which message. The table is for
 every executor (kernels, reference, fake kernels) and every device: it builds its tensors on the device that it is
@@ -23,6 +23,14 @@ Needs = Literal["nothing", "memory", "values"]
 
 SCATTER = "scatter_pa_kv_cache"
 LOAD = "paged_cache_load"
+SCATTER_PACKED = "scatter_pa_kv_cache_packed"
+LOAD_PACKED = "paged_cache_load_packed"
+WRITTEN = {
+    SCATTER: ("key_cache", "value_cache"),
+    LOAD: ("key", "value"),
+    SCATTER_PACKED: ("kv_cache",),
+    LOAD_PACKED: ("key", "value"),
+}
 
 _HUGE = 2**62
 _MOST = 2**63 - 1
@@ -203,6 +211,38 @@ def _load_nz_5d(b: Build) -> Arguments:
     }
 
 
+# Key and value have one head size where a dimension tells them apart, 7 and 5 where they share the last one.
+_PACKED_SHAPES = {
+    "2BNHD": lambda blocks, heads: (2, blocks, 3, heads, 7),
+    "B2NHD": lambda blocks, heads: (blocks, 2, 3, heads, 7),
+    "BHNC": lambda blocks, heads: (blocks, heads, 3, 7 + 5),
+    "BNHC": lambda blocks, heads: (blocks, 3, heads, 7 + 5),
+}
+
+
+def _packed(kv_layout: str) -> Callable[[Build], Arguments]:
+    return lambda b: {
+        "key": b.tensor(6, 3, 7),
+        "value": b.tensor(5, 3, 7 if "D" in kv_layout else 5),
+        "kv_cache": b.tensor(*_PACKED_SHAPES[kv_layout](4, 3)),
+        "slot_mapping": b.index([4, -1, 11, 0, 7]),
+        "kv_layout": kv_layout,
+    }
+
+
+def _load_packed(kv_layout: str, *, starts: bool = False, cumsum: bool = False) -> Callable[[Build], Arguments]:
+    return lambda b: {
+        "kv_cache": b.tensor(*_PACKED_SHAPES[kv_layout](5, 2)),
+        "block_tables": b.index([[4, 0, 3], [1, 2, 0]]),
+        "context_lens": b.index([1, 6, 8] if cumsum else [5, 2], torch.int32),
+        "key": b.tensor(8, 2, 7),
+        "value": b.tensor(8, 2, 7 if "D" in kv_layout else 5),
+        "kv_layout": kv_layout,
+        **({"seq_starts": b.index([3, 7])} if starts else {}),
+        **({"is_seq_lens_cumsum": True} if cumsum else {}),
+    }
+
+
 BASES: dict[str, tuple[str, Callable[[Build], Arguments]]] = {
     "norm": (SCATTER, _norm),
     "key_only": (SCATTER, _key_only),
@@ -220,6 +260,14 @@ BASES: dict[str, tuple[str, Callable[[Build], Arguments]]] = {
     "load_cumsum": (LOAD, _load_cumsum),
     "load_nz": (LOAD, _load_nz),
     "load_nz_5d": (LOAD, _load_nz_5d),
+    "2bnhd": (SCATTER_PACKED, _packed("2BNHD")),
+    "b2nhd": (SCATTER_PACKED, _packed("B2NHD")),
+    "bhnc": (SCATTER_PACKED, _packed("BHNC")),
+    "bnhc": (SCATTER_PACKED, _packed("BNHC")),
+    "load_2bnhd": (LOAD_PACKED, _load_packed("2BNHD", starts=True)),
+    "load_b2nhd": (LOAD_PACKED, _load_packed("B2NHD", cumsum=True)),
+    "load_bhnc": (LOAD_PACKED, _load_packed("BHNC")),
+    "load_bnhc": (LOAD_PACKED, _load_packed("BNHC", starts=True)),
 }
 
 
@@ -301,7 +349,7 @@ def _tensor_rows(base: str) -> None:
                 f"{name} must be on {{device}} as {lead}, got {{elsewhere}}",
                 lambda b, a, n=name: {n: torch.empty(a[n].shape, dtype=a[n].dtype, device=b.elsewhere)},
             )
-        if name in ("key", "value", "key_cache", "value_cache"):
+        if name in ("key", "value", "key_cache", "value_cache", "kv_cache"):
             _row(
                 base,
                 f"{name} requires grad",
@@ -314,6 +362,8 @@ def _tensor_rows(base: str) -> None:
 
 _tensor_rows("rope")
 _tensor_rows("load_starts")
+_tensor_rows("bhnc")
+_tensor_rows("load_bnhc")
 
 # Modes ---------------------------------------------------------------------------------------------------------------
 
@@ -372,6 +422,15 @@ _row(
     "got [4, 6, 3, 16]",
     cache_mode="Norm",
 )
+
+for _base, _layout in (("2bnhd", "2bnhd"), ("bhnc", ""), ("load_b2nhd", "NHD"), ("load_bnhc", "BNHC ")):
+    _row(
+        _base,
+        f"kv_layout {_layout!r}",
+        ValueError,
+        f"kv_layout must be '2BNHD', 'B2NHD', 'BHNC' or 'BNHC', got '{_layout}'",
+        kv_layout=_layout,
+    )
 
 # Which optional arguments come together ------------------------------------------------------------------------------
 
@@ -502,6 +561,15 @@ for _base, _name, _dtype in (
     ("load_starts", "seq_starts", torch.float16),
 ):
     _cast_row(_base, _name, _dtype, "must be int32 or int64")
+_cast_row("2bnhd", "key", torch.float64, "must have a 1-, 2- or 4-byte dtype")
+_cast_row("bhnc", "value", torch.bfloat16, "must have dtype float16 as key")
+_cast_row("b2nhd", "kv_cache", torch.int8, "must have dtype float16 as key")
+_cast_row("bnhc", "slot_mapping", torch.float32, "must be int32 or int64")
+_cast_row("load_2bnhd", "kv_cache", torch.int64, "must have a 1-, 2- or 4-byte dtype")
+_cast_row("load_bhnc", "key", torch.bfloat16, "must have dtype float16 as kv_cache")
+_cast_row("load_b2nhd", "value", torch.float32, "must have dtype float16 as kv_cache")
+_cast_row("load_bhnc", "block_tables", torch.int16, "must be int32 or int64")
+_cast_row("load_bnhc", "seq_starts", torch.bool, "must be int32 or int64")
 for _base in ("rope", "padded_rope"):
     _row(
         _base,
@@ -741,6 +809,59 @@ _row(
     lambda b, a: {"value": a["value"].as_strided((8, 3, 32), (97, 1, 1), 2)},
 )
 
+# Shapes of the packed operators --------------------------------------------------------------------------------------
+
+_shape_row("2bnhd", "key", f"must be {_TOKENS}", 6, 1, 3, 7)
+_shape_row("bhnc", "value", f"must be {_TOKENS} with num_heads 3 as key", 5, 2, 5)
+_shape_row("bnhc", "value", "must have at least the 5 tokens of slot_mapping", 4, 3, 5)
+_shape_row("b2nhd", "slot_mapping", "must be [num_tokens]", 5, 1)
+_2BNHD = "must be [2, num_blocks, block_size, num_heads, head_size] with num_heads"
+_B2NHD = "must be [num_blocks, 2, block_size, num_heads, head_size] with num_heads"
+_BHNC = "must be [num_blocks, num_heads, block_size, C] with num_heads"
+_BNHC = "must be [num_blocks, block_size, num_heads, C] with num_heads"
+_C = "as key and C 7 + 5, the head sizes of key and value"
+_shape_row("2bnhd", "kv_cache", f"{_2BNHD} 3 and head_size 7 as key", 4, 2, 3, 3, 7)
+_shape_row("2bnhd", "kv_cache", f"{_2BNHD} 3 and head_size 7 as key", 2, 4, 3, 21)
+_shape_row("2bnhd", "kv_cache", f"{_2BNHD} 3 and head_size 7 as key", 2, 4, 3, 3, 14)
+_shape_row("b2nhd", "kv_cache", f"{_B2NHD} 3 and head_size 7 as key", 2, 4, 3, 3, 7)
+_shape_row("b2nhd", "kv_cache", f"{_B2NHD} 3 and head_size 7 as key", 4, 2, 3, 2, 7)
+_shape_row("bhnc", "kv_cache", f"{_BHNC} 3 {_C}", 4, 5, 3, 12)  # tokens first
+_shape_row("bhnc", "kv_cache", f"{_BHNC} 3 {_C}", 4, 3, 5, 14)
+_shape_row("bnhc", "kv_cache", f"{_BNHC} 3 {_C}", 4, 3, 2, 12)
+_shape_row("bnhc", "kv_cache", f"{_BNHC} 3 {_C}", 2, 4, 3, 3, 12)
+_shape_row("load_2bnhd", "kv_cache", f"{_2BNHD} 2 and head_size 7 as key", 1, 5, 3, 2, 7)
+_shape_row("load_b2nhd", "kv_cache", f"{_B2NHD} 2 and head_size 7 as key", 5, 1, 3, 2, 7)
+_shape_row("load_bhnc", "kv_cache", f"{_BHNC} 2 {_C}", 5, 3, 2, 12)
+_shape_row("load_bnhc", "kv_cache", f"{_BNHC} 2 {_C}", 5, 3, 2, 13)
+for _base, _layout, _rows, _heads in (
+    ("2bnhd", "2BNHD", 5, 3),
+    ("b2nhd", "B2NHD", 5, 3),
+    ("load_2bnhd", "2BNHD", 8, 2),
+    ("load_b2nhd", "B2NHD", 8, 2),
+):
+    _shape_row(_base, "value", f"must have head_size 7 as key with kv_layout '{_layout}'", _rows, _heads, 5)
+_shape_row("2bnhd", "kv_cache", "must have a block_size of at least 1", 2, 4, 0, 3, 7)
+_shape_row("load_bhnc", "kv_cache", "must have a block_size of at least 1", 5, 2, 0, 12)
+_row(
+    "bhnc",
+    "more tokens than slots",
+    ValueError,
+    "slot_mapping must have at most num_blocks * block_size = 3 elements, got 5",
+    lambda b, a: {"kv_cache": a["kv_cache"][:1]},
+)
+_every_second("2bnhd", "key", "[46, 15, 2]")
+_every_second("bhnc", "value", "[34, 11, 2]")
+_every_second("bnhc", "kv_cache", "[229, 76, 25, 2]")
+_every_second("load_2bnhd", "kv_cache", "[471, 94, 31, 15, 2]")
+_every_second("load_bhnc", "value", "[23, 11, 2]")
+_shape_row("load_bhnc", "block_tables", "must be [batch, max_num_blocks]", 6)
+_shape_row("load_2bnhd", "context_lens", "must be [batch] = [2]", 3)
+_shape_row("load_b2nhd", "context_lens", "must be [batch + 1] = [3] with is_seq_lens_cumsum", 2)
+_shape_row("load_bnhc", "seq_starts", "must be [batch] = [2]", 3)
+_shape_row("load_bhnc", "key", f"must be {_TOKENS}", 8, 14)
+_shape_row("load_bnhc", "value", f"must be {_TOKENS} with num_tokens 8 and num_heads 2 as key", 7, 2, 5)
+_shape_row("load_2bnhd", "value", f"must be {_TOKENS} with num_tokens 8 and num_heads 2 as key", 8, 1, 7)
+
 # Memory: within the storage ------------------------------------------------------------------------------------------
 
 for _base, _name, _elements, _got in (
@@ -761,6 +882,12 @@ for _base, _name, _elements, _got in (
     ("load", "block_tables", 10, "shape [2, 3] and strides [6, 2] at offset 0"),  # needs 11
     ("load_nz", "context_lens", 2, "shape [2] and strides [2] at offset 0"),
     ("load_starts", "seq_starts", 1, "shape [2] and strides [2] at offset 0"),
+    ("bhnc", "key", 149, "shape [6, 3, 7] and strides [25, 8, 1] at offset 2"),  # needs 150
+    ("b2nhd", "value", 60, "shape [5, 3, 7] and strides [25, 8, 1] at offset 2"),
+    ("bnhc", "kv_cache", 482, "shape [4, 3, 3, 12] and strides [121, 40, 13, 1] at offset 2"),  # needs 483
+    ("2bnhd", "slot_mapping", 8, "shape [5] and strides [2] at offset 0"),  # needs 9
+    ("load_2bnhd", "kv_cache", 300, "shape [2, 5, 3, 2, 7] and strides [261, 52, 17, 8, 1] at offset 2"),
+    ("load_bhnc", "value", 100, "shape [8, 2, 5] and strides [13, 6, 1] at offset 2"),
 ):
     _row(
         _base,
@@ -834,6 +961,24 @@ _expanded_row("norm", "value_cache", 2, "shape [4, 3, 3, 5] and strides [58, 19,
 _expanded_row("nz_5d", "key_cache", 3, "shape [4, 3, 2, 3, 16] and strides [316, 105, 52, 0, 1]")
 _expanded_row("load", "key", 0, "shape [8, 2, 7] and strides [0, 8, 1]")
 _expanded_row("load_cumsum", "value", 1, "shape [8, 2, 5] and strides [13, 0, 1]")
+_expanded_row("2bnhd", "kv_cache", 0, "shape [2, 4, 3, 3, 7] and strides [0, 76, 25, 8, 1]")
+_expanded_row("bhnc", "kv_cache", 1, "shape [4, 3, 3, 12] and strides [121, 0, 13, 1]")
+_expanded_row("load_bhnc", "key", 0, "shape [8, 2, 7] and strides [0, 8, 1]")
+# The two halves over each other: by a row, and by one element of every row.
+for _base, _shape, _strides in (
+    ("2bnhd", [2, 4, 3, 3, 7], [7, 63, 21, 7, 1]),
+    ("b2nhd", [4, 2, 3, 3, 7], [126, 6, 39, 13, 1]),
+    ("bhnc", [4, 3, 3, 12], [99, 33, 11, 1]),
+    ("bnhc", [4, 3, 3, 12], [108, 36, 7, 1]),
+):
+    _row(
+        _base,
+        f"halves over each other by strides {_strides}",
+        ValueError,
+        f"kv_cache must not overlap itself, got shape {_shape} and strides {_strides}",
+        lambda b, a, sh=_shape, st=_strides: {"kv_cache": b.memory(900, torch.float16).as_strided(sh, st, 0)},
+        needs="memory",
+    )
 
 
 def _overlap(base: str, later: str, earlier: str, offsets: tuple[int, int], change: Any, name: str = "") -> None:
@@ -937,6 +1082,17 @@ _overlap("load_nz", "key_cache", "key", (2, 5), lambda b, a: {
 _overlap("load", "block_tables", "key", (24, 0), _index_in_a_cache("block_tables", "key", 40, 24))
 _overlap("load", "context_lens", "value", (0, 0), _index_in_a_cache("context_lens", "value", 40, 0))
 _overlap("load_starts", "seq_starts", "key", (27, 0), _index_in_a_cache("seq_starts", "key", 40, 27))
+
+_overlap("bhnc", "key", "kv_cache", (2, 2), lambda b, a: {"key": a["kv_cache"].as_strided((5, 3, 7), (25, 8, 1), 2)})
+_overlap("2bnhd", "value", "kv_cache", (383, 2), lambda b, a: {
+    "value": a["kv_cache"].as_strided((5, 3, 7), (0, 7, 1), 383),  # in the values' half only
+})  # fmt: skip
+_overlap("b2nhd", "slot_mapping", "kv_cache", (0, 0), _index_in_a_cache("slot_mapping", "kv_cache", 140, 0))
+_overlap("load_bnhc", "value", "key", (1, 2), lambda b, a: {"value": a["key"].as_strided((8, 2, 5), (17, 8, 1), 1)})
+_overlap("load_bhnc", "kv_cache", "key", (2, 40), lambda b, a: {
+    "key": a["kv_cache"].as_strided((8, 2, 7), (14, 7, 1), 40),
+})  # fmt: skip
+_overlap("load_b2nhd", "context_lens", "value", (0, 0), _index_in_a_cache("context_lens", "value", 40, 0))
 
 # Values of scatter_pa_kv_cache ---------------------------------------------------------------------------------------
 
@@ -1088,3 +1244,19 @@ _value_row(
     "load_starts", "block_tables", [[9, 0, -(2**63)], [9, 9, 0]], IndexError, f"block_tables[0, 2] {_ID} {-(2**63)}"
 )
 _value_row("load_cumsum", "block_tables", [[4, 0, 99], [_MOST, 2, 0]], IndexError, f"block_tables[1, 0] {_ID} {_MOST}")
+
+# Values of the packed operators --------------------------------------------------------------------------------------
+
+_value_row("2bnhd", "slot_mapping", [4, -1, 12, 0, 7], IndexError, f"slot_mapping[2] {_SLOT} 12, got 12")
+_value_row("bhnc", "slot_mapping", [0, 1, 2, 3, 12], IndexError, f"slot_mapping[4] {_SLOT} 12, got 12", torch.int32)
+_value_row("bnhc", "slot_mapping", [_HUGE] + [0] * 4, IndexError, f"slot_mapping[0] {_SLOT} 12, got {_HUGE}")
+_value_row("load_bhnc", "context_lens", [5, -1], ValueError, "context_lens[1] must not be negative, got -1")
+_value_row("load_b2nhd", "context_lens", [-1, 6, 8], ValueError, "context_lens[0] must not be negative, got -1")
+_value_row(
+    "load_b2nhd", "context_lens", [1, 0, 8], ValueError, "context_lens[1] must be at least context_lens[0] = 1, got 0"
+)
+_value_row("load_bhnc", "context_lens", [5, 4], ValueError, _ROWS.format(4, 1, 5))
+_value_row("load_bnhc", "seq_starts", [3, -1], ValueError, "seq_starts[1] must not be negative, got -1")
+_value_row("load_2bnhd", "seq_starts", [6, 7], ValueError, f"{_COLUMNS.format(5, 6, 0, 3)}, got 3 columns")
+_value_row("load_bhnc", "block_tables", [[4, -1, 3], [1, 2, 0]], IndexError, f"block_tables[0, 1] {_ID} -1")
+_value_row("load_b2nhd", "block_tables", [[4, 5, 3], [1, 2, 0]], IndexError, f"block_tables[0, 1] {_ID} 5")

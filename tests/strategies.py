@@ -1,4 +1,4 @@
-"""Complete, valid calls of both operators, for any backend that is held against the reference.
+"""Complete, valid calls of the operators, for any backend that is held against the reference.
 
 Sizes are small and coprime, memory is what serving engines really pass: key and value out of a fused buffer, caches as
 views of one allocation, index tensors with gaps, and around everything bytes that nobody may touch. Contents are random
@@ -53,6 +53,13 @@ SCATTER_FORMS = (
     "rope_padded",
 )
 LOAD_FORMS = ("norm", "norm_cumsum", "nz")
+PACKED_FORMS = ("2BNHD", "B2NHD", "BHNC", "BNHC")
+FORMS = [
+    *(("scatter_pa_kv_cache", form) for form in SCATTER_FORMS),
+    *(("paged_cache_load", form) for form in LOAD_FORMS),
+    *(("scatter_pa_kv_cache_packed", form) for form in PACKED_FORMS),
+    *(("paged_cache_load_packed", form) for form in PACKED_FORMS),
+]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -142,6 +149,7 @@ class Call:
                 "value",
                 "key_cache",
                 "value_cache",
+                "kv_cache",
             ):
                 text += f" {argument.tolist()}"
             parts.append(text)
@@ -620,3 +628,97 @@ def _load_calls(draw: DrawFn, form: str, dtypes: tuple[torch.dtype, ...], sizes:
         },
         ("key", "value"),
     )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The packed operators: a call of the plain one with another cache
+
+
+def packed_shape(form: str, num_blocks: int, block_size: int, heads: int, sizes: tuple[int, int]) -> tuple[int, ...]:
+    """Shape of a cache of this kv_layout; sizes are the head sizes of key and value."""
+    content = sum(sizes)
+    return {
+        "2BNHD": (2, num_blocks, block_size, heads, sizes[0]),
+        "B2NHD": (num_blocks, 2, block_size, heads, sizes[0]),
+        "BHNC": (num_blocks, heads, block_size, content),
+        "BNHC": (num_blocks, block_size, heads, content),
+    }[form]
+
+
+def packed_calls(
+    op: str,
+    form: str,
+    *,
+    dtypes: tuple[torch.dtype, ...] = COPY_DTYPES,
+    sizes: Sizes = SMALL,
+    duplicates: bool = True,
+    dense: bool = False,
+) -> SearchStrategy[Call]:
+    """Draw valid calls of a packed operator.
+
+    Args:
+        op: scatter_pa_kv_cache_packed or paged_cache_load_packed.
+        form: the kv_layout, one of PACKED_FORMS.
+        dtypes: dtypes of all but the index tensors.
+        sizes: sizes to draw.
+        duplicates: also give calls that write a slot twice; they run in deterministic mode.
+        dense: only contiguous tensors at the beginning of their storage.
+    """
+    return _packed_calls(op, form, dtypes, sizes, duplicates, dense)
+
+
+@st.composite
+def _packed_calls(
+    draw: DrawFn, op: str, form: str, dtypes: tuple[torch.dtype, ...], sizes: Sizes, duplicates: bool, dense: bool
+) -> Call:
+    if op == "scatter_pa_kv_cache_packed":
+        call = draw(_token_calls("norm", dtypes, sizes, duplicates, dense))
+    else:
+        call = draw(_load_calls(draw(st.sampled_from(("norm", "norm_cumsum"))), dtypes, sizes, dense))
+    plain = call.tensors()
+    num_blocks, block_size, heads, key_size = plain["key_cache"].shape
+    head_sizes = (key_size, plain["value_cache"].size(3) if form in ("BHNC", "BNHC") else key_size)
+    dtype = plain["key"].dtype
+    memory = _Memory(draw, dense=dense)
+    kv_cache = memory.tensor(packed_shape(form, num_blocks, block_size, heads, head_sizes), dtype)
+    shapes = (
+        (plain["key"].size(0), heads, head_sizes[0]),
+        (plain["value"].size(0), heads, head_sizes[1]),
+    )
+    if op == "scatter_pa_kv_cache_packed":
+        key, value = memory.sources(shapes, (dtype, dtype))
+        return Call(
+            op,
+            {"key": key, "value": value, "kv_cache": kv_cache, "slot_mapping": plain["slot_mapping"]},
+            {"kv_layout": form},
+            ("kv_cache",),
+            duplicates=call.duplicates,
+        )
+    key, value = memory.pair(shapes, (dtype, dtype))
+    return Call(
+        op,
+        {
+            "kv_cache": kv_cache,
+            "block_tables": plain["block_tables"],
+            "context_lens": plain["context_lens"],
+            "key": key,
+            "value": value,
+        },
+        {
+            "kv_layout": form,
+            "seq_starts": call.keyword["seq_starts"],
+            "is_seq_lens_cumsum": call.keyword["is_seq_lens_cumsum"],
+        },
+        ("key", "value"),
+    )
+
+
+def any_calls(
+    op: str, form: str, *, dtypes: tuple[torch.dtype, ...] = COPY_DTYPES, sizes: Sizes = SMALL, duplicates: bool = True
+) -> SearchStrategy[Call]:
+    """Draw valid calls of one of FORMS."""
+    if op.endswith("_packed"):
+        return packed_calls(op, form, dtypes=dtypes, sizes=sizes, duplicates=duplicates)
+    if op == "paged_cache_load":
+        return load_calls(form, dtypes=dtypes, sizes=sizes)
+    return scatter_calls(form, dtypes=dtypes, sizes=sizes, duplicates=duplicates)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from bad_arguments import BASES, LOAD, ROWS, SCATTER, Arguments, Build, Row
+from bad_arguments import BASES, LOAD, LOAD_PACKED, ROWS, WRITTEN, Arguments, Build, Row
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -111,7 +111,7 @@ def test_the_calls_that_are_spoiled_are_valid(name: str) -> None:
     op, build = BASES[name]
     arguments, expected = build(Build("cpu")), build(Build("cpu"))
     for tensors in (arguments, expected):
-        for written in ("key_cache", "value_cache") if op == SCATTER else ("key", "value"):
+        for written in WRITTEN[op]:
             if tensors[written] is not None:
                 memory = torch.empty(0, dtype=torch.uint8).set_(tensors[written].untyped_storage())
                 memory.fill_(0x5A)
@@ -121,11 +121,7 @@ def test_the_calls_that_are_spoiled_are_valid(name: str) -> None:
     after = contents(arguments)
     assert after == contents(expected)
     changed = {name for name in after if after[name] != before[name]}
-    assert changed == {
-        name
-        for name in (("key_cache", "value_cache") if op == SCATTER else ("key", "value"))
-        if arguments[name] is not None
-    }
+    assert changed == {name for name in WRITTEN[op] if arguments[name] is not None}
     operator(op)(**build(Build("meta")))
     with FakeTensorMode():
         operator(op)(**build(Build("cpu")))
@@ -136,7 +132,7 @@ def test_the_calls_that_are_spoiled_are_valid(name: str) -> None:
 
 def test_the_table_is_a_table() -> None:
     assert len(ROWS) == len(BY_NAME) >= 60, "rows have names of their own"
-    for op in (SCATTER, LOAD):
+    for op in WRITTEN:
         assert {row.needs for row in ROWS if row.op == op} == {"nothing", "memory", "values"}
 
 
@@ -160,18 +156,21 @@ def test_a_message_belongs_to_one_mistake() -> None:
         changed = set(row.change(b, BASES[row.base][1](b)))
         named = {word.strip("[],0123456789:'") for word in row.text.replace("[", " [").split()}
         if "num_blocks" in named:
-            named |= {"key_cache", "value_cache"}
+            named |= {"key_cache", "value_cache", "kv_cache"}
         if "sequence" in named:  # its rows are its length
             named.add("context_lens")
-        if changed == {"cache_mode"}:
+        if changed in ({"cache_mode"}, {"kv_layout"}):
             continue  # it says what every shape means
         assert changed & named, f"{row.name}: {changed} is spoiled, none of it is in: {row.text}"
 
 
 def test_every_argument_is_named() -> None:
-    for op in (SCATTER, LOAD):
+    for op in WRITTEN:
         schema = operator(op)._schema  # type: ignore[attr-defined]
-        assert {a.name for a in schema.arguments} == {row.argument for row in ROWS if row.op == op}
+        named = {row.argument for row in ROWS if row.op == op}
+        if op == LOAD_PACKED:
+            named.add("is_seq_lens_cumsum")  # both of its values go with everything
+        assert {a.name for a in schema.arguments} == named
 
 
 def rules(module: ModuleType) -> dict[int, tuple[int, str]]:
@@ -258,15 +257,29 @@ def test_wrappers_add_nothing(name: str) -> None:
     refuse(row, getattr(pacache_torch, row.op), row.build("cpu"), "cpu")
 
 
-def test_outputs_of_a_load_come_together() -> None:
-    arguments = BASES["load"][1](Build("cpu"))
-    for name, other in (("key", "value"), ("value", "key")):
+@pytest.mark.parametrize("name", ("load", "load_bhnc"))
+def test_outputs_of_a_load_come_together(name: str) -> None:
+    op, build = BASES[name]
+    load, arguments = getattr(pacache_torch, op), build(Build("cpu"))
+    for output, other in (("key", "value"), ("value", "key")):
         with pytest.raises(ValueError) as caught:
-            pacache_torch.paged_cache_load(**arguments | {name: None})
-        assert str(caught.value) == f"paged_cache_load: key and value must be given together, got only {other}"
+            load(**arguments | {output: None})
+        assert str(caught.value) == f"{op}: key and value must be given together, got only {other}"
     with pytest.raises(ValueError) as caught:
-        pacache_torch.paged_cache_load(**arguments, num_tokens=3)
-    assert str(caught.value) == "paged_cache_load: num_tokens must be None when key and value are given, got 3"
+        load(**arguments, num_tokens=3)
+    assert str(caught.value) == f"{op}: num_tokens must be None when key and value are given, got 3"
     with pytest.raises(ValueError) as caught:
-        pacache_torch.paged_cache_load(**arguments | {"key": None, "value": None}, num_tokens=-1)
-    assert str(caught.value) == "paged_cache_load: num_tokens must not be negative, got -1"
+        load(**arguments | {"key": None, "value": None}, num_tokens=-1)
+    assert str(caught.value) == f"{op}: num_tokens must not be negative, got -1"
+
+
+def test_a_load_without_outputs_of_a_bad_cache_has_the_operators_words() -> None:
+    arguments = BASES["load_bhnc"][1](Build("cpu")) | {"key": None, "value": None}
+    for changed, text in (
+        ({"kv_layout": "HND"}, "kv_layout must be '2BNHD', 'B2NHD', 'BHNC' or 'BNHC', got 'HND'"),
+        ({"kv_layout": "2BNHD"}, "kv_cache must be [2, num_blocks, block_size, num_heads, head_size] with num_heads 0"),
+        ({"kv_cache": torch.zeros(5, 2, 3, 13)}, "kv_cache must be [num_blocks, num_heads, block_size, C] with"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            pacache_torch.paged_cache_load_packed(**arguments | changed)
+        assert str(caught.value).startswith(f"{LOAD_PACKED}: {text}")

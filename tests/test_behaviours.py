@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from bad_arguments import BASES, LOAD, SCATTER, Arguments, Build
+from bad_arguments import BASES, LOAD, SCATTER, WRITTEN, Arguments, Build
 from torch import Tensor
 
 import pacache_torch
@@ -107,7 +107,7 @@ def test_index_dtype_does_not_change_the_result(base: str) -> None:
             return a
 
         results.append(agree(op, arguments))
-    for name in ("key_cache", "value_cache", "key", "value"):
+    for name in WRITTEN[op]:
         if results[0][name] is not None:
             assert torch.equal(memory(results[0][name]), memory(results[1][name]))
 
@@ -927,11 +927,11 @@ def test_nothing_is_returned() -> None:
 
 def test_what_is_written_is_declared() -> None:
     """Each written argument is an alias set of its own; nothing else is [pytorch/pytorch#99744]."""
-    for op, written in ((SCATTER, {"key_cache", "value_cache"}), (LOAD, {"key", "value"})):
+    for op, written in WRITTEN.items():
         schema = getattr(ops, op).default._schema
         mutable = {a.name: a.alias_info.before_set for a in schema.arguments if a.alias_info is not None}
-        assert set(mutable) == written
-        assert len(set(itertools.chain(*mutable.values()))) == 2
+        assert set(mutable) == set(written)
+        assert len(set(itertools.chain(*mutable.values()))) == len(written)
         assert all(a.alias_info.is_write for a in schema.arguments if a.alias_info is not None)
         assert not [tag for tag in getattr(ops, op).default.tags if tag == torch.Tag.out]
         assert torch.Tag.pt2_compliant_tag in getattr(ops, op).default.tags
@@ -940,7 +940,7 @@ def test_what_is_written_is_declared() -> None:
 
 def test_the_wrappers_take_what_the_operators_take() -> None:
     """pacache_torch.<op> and torch.ops.pacache.<op> have the same arguments, in order, with the same defaults."""
-    for op in (SCATTER, LOAD):
+    for op in WRITTEN:
         mine = inspect.signature(getattr(pacache_torch, op)).parameters
         schema = getattr(ops, op).default._schema.arguments
         names = [name for name in mine if name != "num_tokens"]
@@ -948,5 +948,7 @@ def test_the_wrappers_take_what_the_operators_take() -> None:
         for argument in schema:
             parameter = mine[argument.name]
             assert (parameter.kind == parameter.KEYWORD_ONLY) == argument.kwarg_only
-            if argument.kwarg_only:
+            if argument.name == "kv_layout":
+                assert parameter.default is parameter.empty
+            elif argument.kwarg_only:
                 assert parameter.default == argument.default_value

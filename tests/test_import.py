@@ -21,7 +21,7 @@ import torch
 import pacache_torch
 from pacache_torch import _library
 
-OPERATORS = ("scatter_pa_kv_cache", "paged_cache_load")
+OPERATORS = ("scatter_pa_kv_cache", "paged_cache_load", "scatter_pa_kv_cache_packed", "paged_cache_load_packed")
 
 # Shared by the scripts below: a call of each operator by either name, with what must come of it.
 CALLS = """

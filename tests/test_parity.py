@@ -14,12 +14,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from strategies import LARGE, LOAD_FORMS, SCATTER_FORMS, SMALL, Call, Sizes, load_calls, scatter_calls
+from strategies import FORMS, LARGE, PACKED_FORMS, Call, any_calls, packed_shape
 
 from pacache_torch import reference
 
 THREADS = (1, 2, 5, 16)
-FORMS = [("scatter_pa_kv_cache", form) for form in SCATTER_FORMS] + [("paged_cache_load", form) for form in LOAD_FORMS]
 EMPTY = torch.zeros(0, dtype=torch.int32)
 INDICES = (
     "slot_mapping",
@@ -50,8 +49,9 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _calls(op: str, form: str, sizes: Sizes) -> st.SearchStrategy[Call]:
-    return load_calls(form, sizes=sizes) if op == "paged_cache_load" else scatter_calls(form, sizes=sizes)
+def _examples(op: str, count: int) -> int:
+    """The packed operators add where a half lies; how it is copied is held by the others' examples."""
+    return count // 4 if op.endswith("_packed") else count
 
 
 def _check(call: Call) -> None:
@@ -68,8 +68,8 @@ def _check(call: Call) -> None:
 def test_parity(op: str, form: str) -> None:
     """Every form of a call, small: every dtype, layout, stride pattern, index dtype and length."""
 
-    @settings(COMMON, max_examples=300)
-    @given(_calls(op, form, SMALL))
+    @settings(COMMON, max_examples=_examples(op, 300))
+    @given(any_calls(op, form))
     def check(call: Call) -> None:
         _check(call)
 
@@ -80,8 +80,8 @@ def test_parity(op: str, form: str) -> None:
 def test_parity_when_split(op: str, form: str) -> None:
     """Every form of a call with enough bytes that the work is split between threads."""
 
-    @settings(COMMON, max_examples=12)
-    @given(_calls(op, form, LARGE))
+    @settings(COMMON, max_examples=_examples(op, 12))
+    @given(any_calls(op, form, sizes=LARGE))
     def check(call: Call) -> None:
         _check(call)
 
@@ -100,8 +100,8 @@ def _outcome(call: Call, function: Callable[..., None]) -> tuple[type[Exception]
 def test_a_wrong_value_is_refused_alike(op: str, form: str) -> None:
     """With one value of one index tensor changed, both refuse with the same words and write nothing, or both accept."""
 
-    @settings(COMMON, max_examples=150)
-    @given(_calls(op, form, SMALL), st.randoms(use_true_random=False))
+    @settings(COMMON, max_examples=_examples(op, 150))
+    @given(any_calls(op, form), st.randoms(use_true_random=False))
     def check(call: Call, rng: Random) -> None:
         indices = [t for name, t in call.tensors().items() if name in INDICES and t.numel() > 0]
         if not indices:
@@ -195,6 +195,10 @@ def _scatter_of_size(form: str, tokens: int, heads: int, size: int, num_blocks: 
         "value_cache": None if key_only else torch.zeros(cache),
         "slot_mapping": slots,
     }
+    if form in PACKED_FORMS:
+        kv_cache = torch.zeros(packed_shape(form, num_blocks, block_size, heads, (size, size)))
+        tensors = {"key": tensors["key"], "value": tensors["value"], "kv_cache": kv_cache, "slot_mapping": slots}
+        return Call("scatter_pa_kv_cache_packed", tensors, {"kv_layout": form}, ("kv_cache",), duplicates=True)
     written = ("key_cache",) if key_only else ("key_cache", "value_cache")
     return Call("scatter_pa_kv_cache", tensors, keyword, written, duplicates=True)
 
@@ -212,6 +216,10 @@ def _load_of_size(form: str, rows: int, heads: int, size: int, num_blocks: int, 
         "key": torch.zeros(rows, heads * size) if nz else torch.zeros(rows, heads, size),
         "value": torch.zeros(rows, heads * size) if nz else torch.zeros(rows, heads, size),
     }
+    if form in PACKED_FORMS:
+        del tensors["key_cache"], tensors["value_cache"]
+        kv_cache = torch.randn(packed_shape(form, num_blocks, block_size, heads, (size, size)))
+        return Call("paged_cache_load_packed", {"kv_cache": kv_cache, **tensors}, {"kv_layout": form}, ("key", "value"))
     keyword = {"cache_mode": "PA_NZ" if nz else "Norm", "is_seq_lens_cumsum": form == "norm_cumsum"}
     return Call("paged_cache_load", tensors, keyword, ("key", "value"))
 
@@ -219,7 +227,7 @@ def _load_of_size(form: str, rows: int, heads: int, size: int, num_blocks: int, 
 @pytest.mark.parametrize(("op", "form"), FORMS, ids=["-".join(form) for form in FORMS])
 def test_sizes_of_zero_and_one(op: str, form: str) -> None:
     """No tokens, heads, elements, blocks or slots: both do nothing and return, or refuse with the same words."""
-    make = _load_of_size if op == "paged_cache_load" else _scatter_of_size
+    make = _load_of_size if op.startswith("paged_cache_load") else _scatter_of_size
     accepted = 0
     for sizes in itertools.product((0, 1, 3), (0, 1, 2), (0, 1, 8), (0, 1, 3), (0, 1, 2)):
         expected = make(form, *sizes)
@@ -235,8 +243,8 @@ def test_sizes_of_zero_and_one(op: str, form: str) -> None:
 def test_a_wrong_bit_is_seen(op: str, form: str) -> None:
     """The comparison notices any bit of any storage, of what is read and of what lies around the tensors too."""
 
-    @settings(COMMON, max_examples=20)
-    @given(_calls(op, form, SMALL), st.randoms(use_true_random=False))
+    @settings(COMMON, max_examples=_examples(op, 20))
+    @given(any_calls(op, form), st.randoms(use_true_random=False))
     def check(call: Call, rng: Random) -> None:
         changed = call.clone()
         assert call.differences(changed) == []

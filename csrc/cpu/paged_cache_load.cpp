@@ -1,4 +1,4 @@
-// paged_cache_load on the CPU.
+// paged_cache_load and paged_cache_load_packed on the CPU.
 //
 // Every argument, length and block id has been checked before the first byte
 // moves. Sequences fill disjoint, consecutive output rows, so work is divided
@@ -87,11 +87,26 @@ void paged_cache_load(const at::Tensor& key_cache,
   load_rows(args, check_load_values(args));
 }
 
+void paged_cache_load_packed(const at::Tensor& kv_cache,
+                             const at::Tensor& block_tables,
+                             const at::Tensor& context_lens,
+                             const at::Tensor& key, const at::Tensor& value,
+                             c10::string_view kv_layout,
+                             const OptionalTensor& seq_starts,
+                             bool is_seq_lens_cumsum) {
+  const LoadArgs args =
+      check_packed_load_args({kv_cache, block_tables, context_lens, key, value,
+                              kv_layout, seq_starts, is_seq_lens_cumsum})
+          .args;
+  load_rows(args, check_load_values(args));
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(pacache, CPU, m) {
   if (kernels_enabled()) {
     m.impl("paged_cache_load", TORCH_FN(paged_cache_load));
+    m.impl("paged_cache_load_packed", TORCH_FN(paged_cache_load_packed));
   }
 }
 

@@ -1,4 +1,4 @@
-// scatter_pa_kv_cache on the CPU.
+// scatter_pa_kv_cache and scatter_pa_kv_cache_packed on the CPU.
 //
 // Every argument and every slot has been checked before the first byte moves,
 // so nothing below can fail or leave a cache half written. Work is divided
@@ -252,17 +252,7 @@ void scatter_heads(const ScatterArgs& args) {
   });
 }
 
-void scatter_pa_kv_cache(
-    const at::Tensor& key, const OptionalTensor& value,
-    const at::Tensor& key_cache, const OptionalTensor& value_cache,
-    const at::Tensor& slot_mapping, const OptionalTensor& compress_lens,
-    const OptionalTensor& compress_seq_offsets, const OptionalTensor& seq_lens,
-    c10::string_view cache_mode, c10::string_view scatter_mode,
-    at::OptionalIntArrayRef strides, at::OptionalIntArrayRef offsets) {
-  const ScatterArgs args =
-      check_scatter_args({key, value, key_cache, value_cache, slot_mapping,
-                          compress_lens, compress_seq_offsets, seq_lens,
-                          cache_mode, scatter_mode, strides, offsets});
+void scatter(const ScatterArgs& args) {
   check_scatter_values(args);
   if (args.is_compressed()) {
     scatter_heads(args);
@@ -273,11 +263,33 @@ void scatter_pa_kv_cache(
   }
 }
 
+void scatter_pa_kv_cache(
+    const at::Tensor& key, const OptionalTensor& value,
+    const at::Tensor& key_cache, const OptionalTensor& value_cache,
+    const at::Tensor& slot_mapping, const OptionalTensor& compress_lens,
+    const OptionalTensor& compress_seq_offsets, const OptionalTensor& seq_lens,
+    c10::string_view cache_mode, c10::string_view scatter_mode,
+    at::OptionalIntArrayRef strides, at::OptionalIntArrayRef offsets) {
+  scatter(check_scatter_args({key, value, key_cache, value_cache, slot_mapping,
+                              compress_lens, compress_seq_offsets, seq_lens,
+                              cache_mode, scatter_mode, strides, offsets}));
+}
+
+void scatter_pa_kv_cache_packed(const at::Tensor& key, const at::Tensor& value,
+                                const at::Tensor& kv_cache,
+                                const at::Tensor& slot_mapping,
+                                c10::string_view kv_layout) {
+  scatter(
+      check_packed_scatter_args({key, value, kv_cache, slot_mapping, kv_layout})
+          .args);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(pacache, CPU, m) {
   if (kernels_enabled()) {
     m.impl("scatter_pa_kv_cache", TORCH_FN(scatter_pa_kv_cache));
+    m.impl("scatter_pa_kv_cache_packed", TORCH_FN(scatter_pa_kv_cache_packed));
   }
 }
 

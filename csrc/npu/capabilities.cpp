@@ -83,19 +83,19 @@ std::string dtype_list(const std::vector<at::ScalarType>& dtypes) {
 }
 
 // The row for a call, or NotImplementedError.
-const Capability& require_row(const Product& product, const char* op,
-                              int scenario, const char* mode,
+const Capability& require_row(const Product& product, const char* row_op,
+                              int scenario, const char* mode, const char* op,
                               const std::string& what) {
-  const Capability* row = find_capability(product, op, scenario, mode);
+  const Capability* row = find_capability(product, row_op, scenario, mode);
   TORCH_CHECK_NOT_IMPLEMENTED(row != nullptr, op, ": ", what,
                               " is not available on ", place(product));
   return *row;
 }
 
-void check_dtype(const Product& product, const Capability& row,
+void check_dtype(const Product& product, const Capability& row, const char* op,
                  const char* name, at::ScalarType dtype,
                  const std::string& what) {
-  TORCH_CHECK_NOT_IMPLEMENTED(contains(row.dtypes, dtype), row.op, ": ", name,
+  TORCH_CHECK_NOT_IMPLEMENTED(contains(row.dtypes, dtype), op, ": ", name,
                               " must be one of ", dtype_list(row.dtypes),
                               " in ", what, " on ", place(product), ", got ",
                               dtype_name(dtype));
@@ -105,11 +105,23 @@ std::string layout_text(const LoadArgs& args) {
   return c10::str("cache_mode '", args.nz ? "PA_NZ" : "Norm", "'");
 }
 
-void require_dense(const Product& product, const char* op,
+void require_dense(const Product& product, const CallNames& names,
                    const std::string& what, NamedTensor t) {
+  const bool is_half =
+      names.kv_layout != nullptr &&
+      (t.name == names.key_cache || t.name == names.value_cache);
   TORCH_CHECK_NOT_IMPLEMENTED(
-      t.tensor->is_contiguous(), op, ": ", t.name, " must be contiguous in ",
+      !is_half || t.tensor->is_contiguous(), names.op,
+      ": kv_cache must hold a contiguous key cache and a contiguous value "
+      "cache in ",
       what, " on ", place(product),
+      " (the device reads and writes them as such, and they are never copied), "
+      "got kv_layout '",
+      names.kv_layout, "' with caches of shape ", t.tensor->sizes(),
+      " and strides ", t.tensor->strides());
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      t.tensor->is_contiguous(), names.op, ": ", t.name,
+      " must be contiguous in ", what, " on ", place(product),
       " (the device reads and writes it as such, and it is never copied), got "
       "shape ",
       t.tensor->sizes(), " and strides ", t.tensor->strides());
@@ -176,23 +188,23 @@ void require_callable(const char* op, const Product& product) {
 }
 
 void check_scatter_supported(const Product& product, const ScatterArgs& args) {
-  require_callable(kScatter, product);
+  require_callable(args.names.op, product);
   const char* mode = mode_of(args);
   const std::string what = scenario_text(args, mode);
   const Capability& row =
-      require_row(product, kScatter, args.scenario, mode, what);
-  check_dtype(product, row, "key", args.key.dtype, what);
+      require_row(product, kScatter, args.scenario, mode, args.names.op, what);
+  check_dtype(product, row, args.names.op, "key", args.key.dtype, what);
   if (args.has_value) {
-    check_dtype(product, row, "value", args.value.dtype, what);
+    check_dtype(product, row, args.names.op, "value", args.value.dtype, what);
   }
   const auto unsupported = [&](const char* name, const char* rule,
                                const auto&... found) {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, kScatter, ": ", name, " ", rule, " in ",
-                                what, " on ", place(product), ", got ",
+    TORCH_CHECK_NOT_IMPLEMENTED(false, args.names.op, ": ", name, " ", rule,
+                                " in ", what, " on ", place(product), ", got ",
                                 found...);
   };
   if (args.num_slots() > std::numeric_limits<int32_t>::max()) {
-    unsupported("key_cache", "must have fewer than 2^31 slots",
+    unsupported(args.names.key_cache, "must have fewer than 2^31 slots",
                 args.num_slots());
   }
   const bool rewritten = product.cann >= kRewrittenNd;
@@ -264,15 +276,16 @@ void check_scatter_supported(const Product& product, const ScatterArgs& args) {
 void check_load_supported(const Product& product, const LoadArgs& args,
                           at::ScalarType key_dtype,
                           at::ScalarType value_dtype) {
-  require_callable(kLoad, product);
+  const CallNames& names = args.names;
+  require_callable(names.op, product);
   const char* mode = args.nz ? "PA_NZ" : "Norm";
   const std::string what = layout_text(args);
-  const Capability& row = require_row(product, kLoad, 0, mode, what);
-  check_dtype(product, row, "key_cache", key_dtype, what);
-  check_dtype(product, row, "value_cache", value_dtype, what);
+  const Capability& row = require_row(product, kLoad, 0, mode, names.op, what);
+  check_dtype(product, row, names.op, names.key_cache, key_dtype, what);
+  check_dtype(product, row, names.op, names.value_cache, value_dtype, what);
   const auto unsupported = [&](const char* name, const char* rule,
                                const auto&... found) {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, kLoad, ": ", name, " ", rule, " in ",
+    TORCH_CHECK_NOT_IMPLEMENTED(false, names.op, ": ", name, " ", rule, " in ",
                                 what, " on ", place(product), ", got ",
                                 found...);
   };
@@ -287,7 +300,7 @@ void check_load_supported(const Product& product, const LoadArgs& args,
     }
   }
   if (args.num_blocks > std::numeric_limits<int32_t>::max()) {
-    unsupported("key_cache", "must have fewer than 2^31 blocks",
+    unsupported(names.key_cache, "must have fewer than 2^31 blocks",
                 args.num_blocks);
   }
   if (args.nz && args.block_size % 16 != 0) {
@@ -303,7 +316,7 @@ void check_load_supported(const Product& product, const LoadArgs& args,
                 args.num_columns);
   }
   for (const LoadPlane* plane : {&args.key, &args.value}) {
-    const char* name = plane == &args.key ? "key_cache" : "value_cache";
+    const char* name = plane == &args.key ? names.key_cache : names.value_cache;
     const int64_t token_bytes = plane->num_heads * plane->head_bytes;
     if (!args.nz && token_bytes % 32 != 0) {
       unsupported(name, "must have tokens of a multiple of 32 bytes",
@@ -332,27 +345,28 @@ void check_sibling_supported(const Product& product, const LoadArgs& args,
   const std::string with = c10::str(" with aclnnGatherPaKvCache in ",
                                     layout_text(args), " on ", place(product));
   TORCH_CHECK_NOT_IMPLEMENTED(
-      key_cache.scalar_type() == value_cache.scalar_type(), kLoad,
+      key_cache.scalar_type() == value_cache.scalar_type(), args.names.op,
       ": value_cache must have the dtype of key_cache", with,
       " (ATB's operator takes both), got ",
       dtype_name(value_cache.scalar_type()));
-  for (const NamedTensor cache : {NamedTensor{"key_cache", &key_cache},
-                                  NamedTensor{"value_cache", &value_cache}}) {
+  for (const NamedTensor cache :
+       {NamedTensor{args.names.key_cache, &key_cache},
+        NamedTensor{args.names.value_cache, &value_cache}}) {
     TORCH_CHECK_NOT_IMPLEMENTED(
-        cache.tensor->numel() <= std::numeric_limits<int32_t>::max(), kLoad,
-        ": ", cache.name, " must have fewer than 2^31 elements", with,
-        " (ATB's operator takes more), got ", cache.tensor->numel());
+        cache.tensor->numel() <= std::numeric_limits<int32_t>::max(),
+        args.names.op, ": ", cache.name, " must have fewer than 2^31 elements",
+        with, " (ATB's operator takes more), got ", cache.tensor->numel());
   }
 }
 
 void require_dense(const Product& product, const ScatterArgs& args,
                    NamedTensor t) {
-  require_dense(product, kScatter, scenario_text(args, mode_of(args)), t);
+  require_dense(product, args.names, scenario_text(args, mode_of(args)), t);
 }
 
 void require_dense(const Product& product, const LoadArgs& args,
                    NamedTensor t) {
-  require_dense(product, kLoad, layout_text(args), t);
+  require_dense(product, args.names, layout_text(args), t);
 }
 
 }  // namespace pacache::npu

@@ -1,5 +1,5 @@
-// paged_cache_load on the NPU: AtbPagedCacheLoad, or its aclnn sibling
-// aclnnGatherPaKvCache where ATB is missing.
+// paged_cache_load and paged_cache_load_packed on the NPU: AtbPagedCacheLoad,
+// or its aclnn sibling aclnnGatherPaKvCache where ATB is missing.
 //
 // Neither checks an index, and both read and write tensors as dense ones, so
 // what they would get wrong is refused here (capabilities.cpp).
@@ -209,24 +209,17 @@ void check_values(const LoadArgs& args, const LoadInputs& in) {
   check_load_values(host);
 }
 
-void paged_cache_load(const at::Tensor& key_cache,
-                      const at::Tensor& value_cache,
-                      const at::Tensor& block_tables,
-                      const at::Tensor& context_lens, const at::Tensor& key,
-                      const at::Tensor& value, const OptionalTensor& seq_starts,
-                      c10::string_view cache_mode, bool is_seq_lens_cumsum) {
-  const LoadInputs in = {key_cache,    value_cache, block_tables,
-                         context_lens, key,         value,
-                         seq_starts,   cache_mode,  is_seq_lens_cumsum};
-  const LoadArgs args = check_load_args(in);
-  require_not_forked(kOp);
+void load(const LoadArgs& args, const LoadInputs& in) {
+  const auto& [key_cache, value_cache, block_tables, context_lens, key, value,
+               seq_starts, cache_mode, is_seq_lens_cumsum] = in;
+  require_not_forked(args.names.op);
   const Product& here = product();
   check_load_supported(here, args, key_cache.scalar_type(),
                        value_cache.scalar_type());
   for (const NamedTensor t :
-       {NamedTensor{"key_cache", &key_cache},
-        NamedTensor{"value_cache", &value_cache}, NamedTensor{"key", &key},
-        NamedTensor{"value", &value}}) {
+       {NamedTensor{args.names.key_cache, &key_cache},
+        NamedTensor{args.names.value_cache, &value_cache},
+        NamedTensor{"key", &key}, NamedTensor{"value", &value}}) {
     require_dense(here, args, t);
   }
   const bool sibling = load_backend() == LoadBackend::kSibling;
@@ -258,6 +251,34 @@ void paged_cache_load(const at::Tensor& key_cache,
   } else {
     load_with_atb(args, tensors);
   }
+}
+
+void paged_cache_load(const at::Tensor& key_cache,
+                      const at::Tensor& value_cache,
+                      const at::Tensor& block_tables,
+                      const at::Tensor& context_lens, const at::Tensor& key,
+                      const at::Tensor& value, const OptionalTensor& seq_starts,
+                      c10::string_view cache_mode, bool is_seq_lens_cumsum) {
+  const LoadInputs in = {key_cache,    value_cache, block_tables,
+                         context_lens, key,         value,
+                         seq_starts,   cache_mode,  is_seq_lens_cumsum};
+  load(check_load_args(in), in);
+}
+
+// The halves of the cache go down as two views of it.
+void paged_cache_load_packed(const at::Tensor& kv_cache,
+                             const at::Tensor& block_tables,
+                             const at::Tensor& context_lens,
+                             const at::Tensor& key, const at::Tensor& value,
+                             c10::string_view kv_layout,
+                             const OptionalTensor& seq_starts,
+                             bool is_seq_lens_cumsum) {
+  const auto [args, cache] =
+      check_packed_load_args({kv_cache, block_tables, context_lens, key, value,
+                              kv_layout, seq_starts, is_seq_lens_cumsum});
+  load(args,
+       {cache.key_cache(), cache.value_cache(), block_tables, context_lens, key,
+        value, seq_starts, "Norm", is_seq_lens_cumsum});
 }
 
 }  // namespace
@@ -302,6 +323,7 @@ void warm_up_load(const c10::Device& device) {
 
 TORCH_LIBRARY_IMPL(pacache, PrivateUse1, m) {
   m.impl("paged_cache_load", TORCH_FN(paged_cache_load));
+  m.impl("paged_cache_load_packed", TORCH_FN(paged_cache_load_packed));
 }
 
 }  // namespace pacache::npu

@@ -1,4 +1,5 @@
-// scatter_pa_kv_cache on the NPU: aclnnScatterPaKvCache.
+// scatter_pa_kv_cache and scatter_pa_kv_cache_packed on the NPU:
+// aclnnScatterPaKvCache.
 //
 // The device is given what every supported CANN version handles right: dense
 // caches, int32 indices, exactly the tokens that the slots name, and key and
@@ -201,7 +202,7 @@ void check_values(const ScatterArgs& args, const ScatterInputs& in) {
   }
   for (int64_t i = 0; i < host.slot_mapping.size; ++i) {
     TORCH_CHECK_NOT_IMPLEMENTED(
-        host.slot_mapping[i] >= 0, kOp, ": slot_mapping[",
+        host.slot_mapping[i] >= 0, args.names.op, ": slot_mapping[",
         host.slot_mapping.position(i), "] must not be negative in scenario ",
         args.scenario, " on ", in.key.device(),
         " (the device kernel does not skip it), got ", host.slot_mapping[i]);
@@ -271,27 +272,11 @@ void launch(const ScatterArgs& args, const Sources& sources,
       });
 }
 
-void scatter_pa_kv_cache(
-    const at::Tensor& key, const OptionalTensor& value,
-    const at::Tensor& key_cache, const OptionalTensor& value_cache,
-    const at::Tensor& slot_mapping, const OptionalTensor& compress_lens,
-    const OptionalTensor& compress_seq_offsets, const OptionalTensor& seq_lens,
-    c10::string_view cache_mode, c10::string_view scatter_mode,
-    at::OptionalIntArrayRef strides, at::OptionalIntArrayRef offsets) {
-  const ScatterInputs in = {key,
-                            value,
-                            key_cache,
-                            value_cache,
-                            slot_mapping,
-                            compress_lens,
-                            compress_seq_offsets,
-                            seq_lens,
-                            cache_mode,
-                            scatter_mode,
-                            strides,
-                            offsets};
-  const ScatterArgs args = check_scatter_args(in);
-  require_not_forked(kOp);
+void scatter(const ScatterArgs& args, const ScatterInputs& in) {
+  const auto& [key, value, key_cache, value_cache, slot_mapping, compress_lens,
+               compress_seq_offsets, seq_lens, cache_mode, scatter_mode,
+               strides, offsets] = in;
+  require_not_forked(args.names.op);
   const Product& here = product();
   check_scatter_supported(here, args);
 
@@ -299,8 +284,8 @@ void scatter_pa_kv_cache(
   const at::Tensor* values = get(value);
   bool block_strides = false;
   for (const NamedTensor cache :
-       {NamedTensor{"key_cache", &key_cache},
-        NamedTensor{"value_cache", get(value_cache)}}) {
+       {NamedTensor{args.names.key_cache, &key_cache},
+        NamedTensor{args.names.value_cache, get(value_cache)}}) {
     if (cache.tensor == nullptr || cache.tensor->is_contiguous()) {
       continue;
     }
@@ -349,12 +334,49 @@ void scatter_pa_kv_cache(
   launch(args, sources, key_cache, value_cache, indices);
 }
 
+void scatter_pa_kv_cache(
+    const at::Tensor& key, const OptionalTensor& value,
+    const at::Tensor& key_cache, const OptionalTensor& value_cache,
+    const at::Tensor& slot_mapping, const OptionalTensor& compress_lens,
+    const OptionalTensor& compress_seq_offsets, const OptionalTensor& seq_lens,
+    c10::string_view cache_mode, c10::string_view scatter_mode,
+    at::OptionalIntArrayRef strides, at::OptionalIntArrayRef offsets) {
+  const ScatterInputs in = {key,
+                            value,
+                            key_cache,
+                            value_cache,
+                            slot_mapping,
+                            compress_lens,
+                            compress_seq_offsets,
+                            seq_lens,
+                            cache_mode,
+                            scatter_mode,
+                            strides,
+                            offsets};
+  scatter(check_scatter_args(in), in);
+}
+
+// The halves of the cache go down as two views of it.
+void scatter_pa_kv_cache_packed(const at::Tensor& key, const at::Tensor& value,
+                                const at::Tensor& kv_cache,
+                                const at::Tensor& slot_mapping,
+                                c10::string_view kv_layout) {
+  const auto [args, cache] = check_packed_scatter_args(
+      {key, value, kv_cache, slot_mapping, kv_layout});
+  const OptionalTensor values = value;
+  const OptionalTensor value_cache = cache.value_cache();
+  const OptionalTensor none;
+  scatter(args, {key, values, cache.key_cache(), value_cache, slot_mapping,
+                 none, none, none, "Norm", "None", std::nullopt, std::nullopt});
+}
+
 }  // namespace
 
 void warm_up_scatter() { functions(); }
 
 TORCH_LIBRARY_IMPL(pacache, PrivateUse1, m) {
   m.impl("scatter_pa_kv_cache", TORCH_FN(scatter_pa_kv_cache));
+  m.impl("scatter_pa_kv_cache_packed", TORCH_FN(scatter_pa_kv_cache_packed));
 }
 
 }  // namespace pacache::npu

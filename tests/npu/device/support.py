@@ -22,10 +22,13 @@ ACLNN_LOAD = os.environ.get("PACACHE_LOAD_BACKEND") == "aclnn"
 
 SCATTER = "scatter_pa_kv_cache"
 LOAD = "paged_cache_load"
+SCATTER_PACKED = "scatter_pa_kv_cache_packed"
+LOAD_PACKED = "paged_cache_load_packed"
 PHASE_TWO = {
     SCATTER: "aclnnScatterPaKvCache",
     LOAD: "aclnnGatherPaKvCache" if ACLNN_LOAD else "AtbPagedCacheLoad",
 }
+PHASE_TWO |= {SCATTER_PACKED: PHASE_TWO[SCATTER], LOAD_PACKED: PHASE_TWO[LOAD]}
 
 NPU = torch.device("npu:0")
 COPIES = (torch.float16, torch.bfloat16, torch.int8)
@@ -133,9 +136,14 @@ def with_dense_caches(call: Call, *, together: bool = False) -> Call:
 
     Args:
         call: any call.
-        together: both caches, and both outputs, out of one allocation.
+        together: both caches, and both outputs, out of one allocation. A cache that holds both is dense either way;
+            in B2NHD, together means that the blocks of a half are not.
     """
-    pairs = [("key_cache", "value_cache")] + ([("key", "value")] if call.op == LOAD else [])
+    pairs: list[tuple[str, ...]] = [("key_cache", "value_cache")]
+    if "kv_cache" in call.positional:
+        pairs = [("kv_cache",)]
+    if call.op in (LOAD, LOAD_PACKED):
+        pairs.append(("key", "value"))
     positional = dict(call.positional)
     for names in pairs:
         tensors = {name: t for name in names if (t := positional[name]) is not None}
@@ -147,6 +155,8 @@ def with_dense_caches(call: Call, *, together: bool = False) -> Call:
         for name, t in tensors.items():
             bits = shared if together else shared.clone()
             dense = bits[starts[name] :][: t.numel() * t.element_size()].view(t.dtype).view(t.shape)
+            if call.keyword.get("kv_layout") == "B2NHD" and name == "kv_cache" and not together:
+                dense = dense.view(2, t.size(0), *t.shape[2:]).transpose(0, 1)
             dense.copy_(t)
             positional[name] = dense
     return Call(call.op, positional, call.keyword, call.written, call.duplicates, call.mean_slots)
@@ -159,14 +169,34 @@ def with_dense_caches(call: Call, *, together: bool = False) -> Call:
 def does_nothing(call: Call) -> bool:
     """There is nothing to copy, so nothing may be launched."""
     t = call.tensors()
-    if call.op == LOAD:
+    if call.op in (LOAD, LOAD_PACKED):
         return 0 in (t["block_tables"].numel(), t["key"].numel(), t["value"].numel())
     return t["slot_mapping"].numel() == 0 or t["key"].numel() == 0
 
 
 def refusal(call: Call) -> str | None:
     """Why this product and version cannot run a valid call: what is wrong, in a word; None if it can."""
+    if "kv_cache" in call.positional:
+        call = unpacked(call)
     return _load_refusal(call) if call.op == LOAD else _scatter_refusal(call)
+
+
+def unpacked(call: Call) -> Call:
+    """The call of the plain operator on the two halves of a cache."""
+    cache, key_size = call.tensors()["kv_cache"], call.tensors()["key"].size(2)
+    layout = call.keyword["kv_layout"]
+    if layout in ("2BNHD", "B2NHD"):
+        halves = cache.unbind(layout.index("2"))
+    else:
+        halves = cache.split((key_size, cache.size(3) - key_size), 3)
+    if layout == "BHNC":
+        halves = tuple(half.transpose(1, 2) for half in halves)
+    rest = {name: t for name, t in call.positional.items() if name != "kv_cache"}
+    keyword = {"cache_mode": "Norm"}
+    if call.op == SCATTER_PACKED:
+        keyword["scatter_mode"] = "None"
+    positional = {"key_cache": halves[0], "value_cache": halves[1], **rest}
+    return Call(SCATTER if call.op == SCATTER_PACKED else LOAD, positional, keyword, call.written)
 
 
 def _scatter_refusal(call: Call) -> str | None:

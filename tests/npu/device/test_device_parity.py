@@ -14,17 +14,19 @@ import torch
 from cann_sim import control
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from strategies import LOAD_FORMS, SCATTER_FORMS, SMALL, Call, Sizes, load_calls, scatter_calls
+from strategies import LOAD_FORMS, PACKED_FORMS, SCATTER_FORMS, SMALL, Call, Sizes, any_calls
 from support import (
     CANN,
     COPIES,
     INDEX_DTYPES,
     LOAD,
+    LOAD_PACKED,
     MEANS,
     NPU,
     PHASE_TWO,
     PRODUCT,
     SCATTER,
+    SCATTER_PACKED,
     SOC,
     calls,
     cann_at_least,
@@ -39,6 +41,7 @@ from vectors import Vector, load_vectors, scatter_vectors
 from pacache_torch import reference
 
 FORMS = [(SCATTER, form) for form in SCATTER_FORMS] + [(LOAD, form) for form in LOAD_FORMS]
+PACKED = [(op, form) for op in (SCATTER_PACKED, LOAD_PACKED) for form in PACKED_FORMS]
 IDS = ["-".join(form) for form in FORMS]
 COMMON = settings(
     deadline=None,
@@ -80,7 +83,7 @@ def check(call: Call) -> str:
         assert made == {}, f"refused ({why}), and yet called"
         text = str(caught.value)
         assert text.startswith(f"{call.op}: ") and f"{PRODUCT} ({SOC}) with CANN {CANN}" in text
-        assert ("scenario" if call.op == SCATTER else "cache_mode") in text
+        assert ("scenario" if call.op.startswith(SCATTER) else "cache_mode") in text
         assert actual.clone("cpu").differences(call) == []
         return why
     expected = call.clone()
@@ -102,9 +105,7 @@ def sent(call: Call) -> bool:
 
 
 def drawn(op: str, form: str, sizes: Sizes, dtypes: tuple[torch.dtype, ...] = COPIES) -> st.SearchStrategy[Call]:
-    if op == LOAD:
-        return load_calls(form, dtypes=dtypes, sizes=sizes)
-    return scatter_calls(form, dtypes=dtypes, sizes=sizes, duplicates=False).filter(sent)
+    return any_calls(op, form, dtypes=dtypes, sizes=sizes, duplicates=False).filter(sent)
 
 
 def drawn_to_run(op: str, form: str, sizes: Sizes) -> st.SearchStrategy[Call]:
@@ -137,11 +138,63 @@ def test_device_sizes(op: str, form: str) -> None:
     assert seen["launched"] == 0 if never(op, form) else seen["launched"] >= 10, seen
 
 
+@pytest.mark.parametrize(("op", "form"), PACKED, ids=["-".join(form) for form in PACKED])
+def test_packed_device_sizes(op: str, form: str) -> None:
+    """One cache for keys and values: it runs where both halves are dense for the device, and else is refused."""
+    seen: Counter[str] = Counter()
+
+    @settings(COMMON, max_examples=12)
+    @given(
+        drawn(op, form, LOAD_SIZES["norm"]).filter(lambda call: not does_nothing(call)),
+        st.booleans(),
+    )
+    def examples(call: Call, together: bool) -> None:
+        seen[check(with_dense_caches(call, together=together))] += 1
+
+    examples()
+    if form in ("BHNC", "BNHC"):  # a single slot is dense in any layout
+        assert seen["strided cache"] + seen["strided tensor"] >= 4, seen
+    else:
+        assert seen["launched"] >= (8 if form == "2BNHD" else 1), seen
+
+
+@pytest.mark.parametrize("op", (SCATTER_PACKED, LOAD_PACKED))
+def test_a_packed_cache_that_the_device_does_not_take(op: str) -> None:
+    """The sentence names the argument that was given, its layout and what was found."""
+    kv_cache = torch.zeros(5, 2, 4, 64, dtype=torch.float16, device=NPU)
+    rows = [torch.zeros(3, 2, 32, dtype=torch.float16, device=NPU) for _ in range(2)]
+    index = torch.tensor([2, 3, 9], dtype=torch.int32, device=NPU)
+    with calls() as made, pytest.raises(NotImplementedError) as caught:
+        if op == SCATTER_PACKED:
+            operator(op)(*rows, kv_cache, index, kv_layout="BHNC")
+        else:
+            operator(op)(kv_cache, index[None, :1], index[1:2], *rows, kv_layout="BHNC")
+    assert made == {}
+    what = "scenario 2 (scatter_mode 'None')" if op == SCATTER_PACKED else "cache_mode 'Norm'"
+    assert str(caught.value) == (
+        f"{op}: kv_cache must hold a contiguous key cache and a contiguous value cache in {what} on {PRODUCT} ({SOC}) "
+        f"with CANN {CANN} (the device reads and writes them as such, and they are never copied), got kv_layout 'BHNC' "
+        "with caches of shape [5, 4, 2, 32] and strides [512, 64, 256, 1]"
+    )
+
+
 @pytest.mark.parametrize(("op", "form"), FORMS, ids=IDS)
 def test_any_call(op: str, form: str) -> None:
     """Any call of the CPU tests, in any memory and of any size: it runs or it is refused, and nothing in between."""
 
     @settings(COMMON, max_examples=25)
+    @given(drawn(op, form, SMALL), st.sampled_from((False, True, None)))
+    def examples(call: Call, together: bool | None) -> None:
+        event(check(call if together is None else with_dense_caches(call, together=together)))
+
+    examples()
+
+
+@pytest.mark.parametrize(("op", "form"), PACKED, ids=["-".join(form) for form in PACKED])
+def test_any_packed_call(op: str, form: str) -> None:
+    """As test_any_call."""
+
+    @settings(COMMON, max_examples=8)
     @given(drawn(op, form, SMALL), st.sampled_from((False, True, None)))
     def examples(call: Call, together: bool | None) -> None:
         event(check(call if together is None else with_dense_caches(call, together=together)))
