@@ -1,7 +1,8 @@
 """Compiled, the operators do what they do in eager mode, in place: no cache is ever cloned.
 
-Inductor with ``fullgraph=True``; a cache may be an input or a buffer, and a store may be followed by a load. Copies are
-looked for twice: in the generated code, and by the address that the kernel is given.
+Inductor with ``fullgraph=True``, caches in every form in which a model holds them (graphs.py). What is left behind is
+the same in every storage; a copy is looked for in the generated code, in what is allocated, and by the address that a
+kernel is given. The first tests show that a copy, once made, is seen by each of these.
 """
 
 from __future__ import annotations
@@ -10,26 +11,47 @@ import os
 
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # its disk cache replays code for an old schema
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from bad_arguments import BASES, LOAD, SCATTER, Build
-from torch import Tensor, nn
+from bad_arguments import BASES, WRITTEN, Build
+from graphs import (
+    BLOCK_SIZE,
+    BLOCKS,
+    CACHE,
+    DTYPE,
+    FORMS,
+    HEADS,
+    SIZE,
+    Buffers,
+    Form,
+    Inputs,
+    cache_addresses,
+    compiled,
+    contexts,
+    copies_in,
+    kernel_arguments,
+    largest_allocation,
+    noise,
+    split,
+    step,
+    tokens,
+)
+from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 
 import pacache_torch
-from pacache_torch import reference
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled"),
     pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.* is deprecated:DeprecationWarning"),
 ]
 
-HEADS, SIZE, BLOCKS, BLOCK_SIZE = 3, 16, 37, 7
+ELEMENTS = torch.Size(CACHE).numel()
+CACHE_BYTES = ELEMENTS * DTYPE.itemsize
 
 
 @pytest.fixture(autouse=True)
@@ -40,241 +62,196 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def caches(dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
-    """Key and value caches of one allocation, full of something."""
-    generator = torch.Generator().manual_seed(1)
-    both = torch.randn(BLOCKS, 2, BLOCK_SIZE, HEADS, SIZE, generator=generator).to(dtype)
-    return both[:, 0], both[:, 1]
+def tensors(found: Any) -> list[Tensor]:
+    """Every tensor in nested lists."""
+    if isinstance(found, Tensor):
+        return [found]
+    return [t for item in found for t in tensors(item)]
 
 
-def tokens(count: int, seed: int = 2) -> tuple[Tensor, Tensor, Tensor]:
-    """A projection and slots, some of them padding."""
-    generator = torch.Generator().manual_seed(seed)
-    slots = torch.randperm(BLOCKS * BLOCK_SIZE, generator=generator)[:count]
-    slots[3::5] = -1
-    qkv = torch.randn(count, 5 * HEADS * SIZE, generator=generator).to(torch.bfloat16)
-    return qkv, slots, torch.tensor([count // 2, count - count // 2])
+def equal(actual: Any, expected: Any) -> bool:
+    pairs = zip(tensors(actual), tensors(expected), strict=True)
+    return all(torch.equal(mine, theirs) for mine, theirs in pairs)
 
 
-def split(qkv: Tensor) -> tuple[Tensor, Tensor]:
-    """Key and value out of a projection, after something for the compiler to fuse (that needs no rounding)."""
-    key, value = (qkv * -2)[:, 3 * HEADS * SIZE :].unflatten(1, (2, HEADS, SIZE)).unbind(1)
-    return key, value
+# What would show a copy ----------------------------------------------------------------------------------------------
 
 
-def store(qkv: Tensor, slots: Tensor, key_cache: Tensor, value_cache: Tensor) -> Tensor:
-    key, value = split(qkv)
-    pacache_torch.scatter_pa_kv_cache(key, value, key_cache, value_cache, slots)
-    return key.float() * 2
+def cloning_store(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> Any:
+    """What a schema that returns new caches comes to."""
+    new = key_cache.clone(), value_cache.clone()
+    torch.ops.pacache.scatter_pa_kv_cache(key, value, *new, slots)
+    return new
 
 
-def load(key_cache: Tensor, value_cache: Tensor, tables: Tensor, lens: Tensor, rows: int) -> Tensor:
-    key, value = pacache_torch.paged_cache_load(key_cache, value_cache, tables, lens, num_tokens=rows)
-    return key.float() + 2 * value.float()
-
-
-def tables(count: int) -> Tensor:
-    columns = -(-count // BLOCK_SIZE)
-    return (torch.arange(2 * columns).view(2, columns) * 5 + 2) % BLOCKS
-
-
-def store_then_load(qkv: Tensor, slots: Tensor, key_cache: Tensor, value_cache: Tensor, lens: Tensor) -> Tensor:
-    total = store(qkv, slots, key_cache, value_cache)
-    table = tables(qkv.size(0))
-    return load(key_cache, value_cache, table, lens, qkv.size(0)) - total
-
-
-class Layer(nn.Module):
-    """Caches as buffers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        key_cache, value_cache = caches()
-        self.register_buffer("key_cache", key_cache.clone())
-        self.register_buffer("value_cache", value_cache.clone())
-
-    def forward(self, qkv: Tensor, slots: Tensor, lens: Tensor) -> Tensor:
-        return store_then_load(qkv, slots, self.key_cache, self.value_cache, lens)
-
-
-@contextmanager
-def kernel_arguments() -> Iterator[list[dict[str, int]]]:
-    """The addresses of the tensors that reach the CPU kernels, for which the reference stands in."""
-    seen: list[dict[str, int]] = []
-    library = torch.library.Library("pacache", "IMPL")
-
-    def watched(name: str) -> Callable[..., None]:
-        arguments = [argument.name for argument in getattr(torch.ops.pacache, name).default._schema.arguments]
-
-        def kernel(*args: Any, **kwargs: Any) -> None:
-            given = dict(zip(arguments, args, strict=False)) | kwargs
-            seen.append({name: t.data_ptr() for name, t in given.items() if isinstance(t, Tensor)})
-            getattr(reference, name)(*args, **kwargs)
-
-        return kernel
-
+def test_a_schema_that_clones_is_seen() -> None:
+    """A functional store, whose results are copied back, by each of the three ways."""
+    library = torch.library.Library("pacache_test", "FRAGMENT")
     try:
-        for name in (SCATTER, LOAD):
-            library.impl(name, watched(name), "CPU", allow_override=True)
-        yield seen
+        library.define(
+            "store(Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, Tensor slots) -> Tensor[]"
+        )
+        library.impl("store", lambda *arguments: list(cloning_store(*arguments)), "CPU")
+        fake = lambda key, value, *rest: [torch.empty_like(t) for t in rest[:2]]  # noqa: E731
+        torch.library.register_fake("pacache_test::store", fake, lib=library)
+
+        class Cloning(Inputs):
+            def forward(self, qkv: Tensor, slots: Tensor, tables: Tensor, lens: Tensor, *given: Any) -> list[Tensor]:
+                new = torch.ops.pacache_test.store(*split(qkv), *given, slots)
+                for cache, written in zip(given, new, strict=True):
+                    cache.copy_(written)
+                return list(pacache_torch.paged_cache_load(*given, tables, lens, num_tokens=qkv.size(0)))
+
+        inputs = (*tokens(29), *contexts(29))
+        form, given, expected = Cloning(), Cloning().given(), Inputs().given()
+        fast = compiled(form)
+        result, code = run_and_get_code(fast, *inputs, *given)
+        assert equal(result, Inputs()(*inputs, *expected)) and equal(given, expected), "a copy is not an error"
+        assert copies_in(code, ELEMENTS)
+        assert largest_allocation(lambda: fast(*inputs, *given)) >= CACHE_BYTES
+        with kernel_arguments() as seen:
+            fast(*inputs, *given)
+        assert cache_addresses(seen)[0] != tuple(t.data_ptr() for t in given)
     finally:
         library._destroy()
 
 
-def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    result: Callable[..., Any] = torch.compile(function, fullgraph=True, backend="inductor", **options)
-    return result
+def test_a_copy_that_torch_makes_of_our_arguments_is_seen() -> None:
+    """Halves of one buffer that are taken apart outside the graph: the second is cloned and copied back."""
+    inputs, (stacked, other) = (*tokens(29), *contexts(29)), (noise(2, *CACHE) for _ in range(2))
+    fast = compiled(Inputs())
+    fast(*inputs, *stacked.unbind(0))
+    Inputs()(*inputs, *other.unbind(0))
+    assert torch.equal(stacked, other)
+    assert largest_allocation(lambda: fast(*inputs, *stacked.unbind(0))) >= CACHE_BYTES
+    with kernel_arguments() as seen:
+        fast(*inputs, *stacked.unbind(0))
+    assert cache_addresses(seen)[0] != tuple(t.data_ptr() for t in stacked.unbind(0))
 
 
-CACHE_SHAPES = (f"({BLOCKS}, {BLOCK_SIZE}, {HEADS}, {SIZE})", f"({BLOCKS}, 2, {BLOCK_SIZE}, {HEADS}, {SIZE})")
+# No copy -------------------------------------------------------------------------------------------------------------
 
 
-def copies(code: list[str]) -> list[str]:
-    """Lines of generated code that make something of the size of a cache."""
-    return [
-        line
-        for text in code
-        for line in text.splitlines()
-        if any(f"empty_strided_cpu({shape}" in line or f"empty_strided({shape}" in line for shape in CACHE_SHAPES)
-    ]
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_no_cache_is_copied(form: type[Form]) -> None:
+    """Store then load: the result and every cache as in eager mode, and the kernels write the caller's memory."""
+    inputs = (*tokens(29), *contexts(29))
+    eager, model = form(), form()
+    theirs, given = eager.given(), model.given()
+    expected = eager(*inputs, *theirs)
+    fast = compiled(model)
+    result, code = run_and_get_code(fast, *inputs, *given)
+    assert equal(result, expected)
+    caches = model.caches(*given)
+    assert equal(caches, eager.caches(*theirs)) and not equal(caches, form().caches(*form().given()))
+    assert not copies_in(code, ELEMENTS)
+    assert largest_allocation(lambda: fast(*inputs, *given)) < CACHE_BYTES
+    with kernel_arguments() as seen:
+        fast(*inputs, *given)
+    addresses = [tuple(t.data_ptr() for t in pair) for pair in caches]
+    assert cache_addresses(seen) == [pair for pair in addresses for _ in ("store", "load")]
+    assert not counters["graph_break"]
 
 
-def test_a_copy_would_be_seen() -> None:
-    """The same search finds the clone that a functional store makes."""
+def test_between_generated_kernels() -> None:
+    """With work for the code generator before, between and after."""
 
-    def functional(cache: Tensor) -> Tensor:
-        return cache + 1
+    def layer(qkv: Tensor, slots: Tensor, tables: Tensor, lens: Tensor, *caches: Tensor) -> Tensor:
+        qkv = qkv * -2  # needs no rounding
+        key, value = step(qkv, slots, tables, lens, [(caches[0], caches[1])])
+        pacache_torch.scatter_pa_kv_cache(key * 4, value * 8, *caches, slots)
+        key, value = pacache_torch.paged_cache_load(*caches, tables, lens, num_tokens=qkv.size(0))
+        return key.float() + 2 * value.float()
 
-    _, code = run_and_get_code(compiled(functional), caches()[0])
-    assert copies(code)
-
-
-@pytest.mark.parametrize("dynamic", (False, True))
-def test_store_into_inputs(dynamic: bool) -> None:
-    qkv, slots, _ = tokens(29)
-    expected, actual = caches(), caches()
-    total = store(qkv, slots, *expected)
-    result, code = run_and_get_code(compiled(store, dynamic=dynamic), qkv, slots, *actual)
-    assert torch.equal(result, total)
-    assert torch.equal(actual[0], expected[0]) and torch.equal(actual[1], expected[1])
-    assert not torch.equal(actual[0], caches()[0])
-    assert any("pacache.scatter_pa_kv_cache" in text for text in code)
-    assert not copies(code)
+    inputs = (*tokens(29), *contexts(29))
+    expected, given = Inputs().given(), Inputs().given()
+    fast = compiled(layer)
+    result, code = run_and_get_code(fast, *inputs, *given)
+    assert torch.equal(result, layer(*inputs, *expected)) and equal(given, expected)
+    assert any("cpp_fused" in text for text in code)
+    assert not copies_in(code, ELEMENTS)
+    assert largest_allocation(lambda: fast(*inputs, *given)) < CACHE_BYTES
 
 
 def test_load_into_outputs_and_new_tensors() -> None:
-    key_cache, value_cache = caches()
-    lens = torch.tensor([13, 9])
+    key_cache, value_cache = Inputs().given()
+    tables, lens = contexts(22)
 
-    def into(key_cache: Tensor, value_cache: Tensor, table: Tensor, lens: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def into(table: Tensor, lens: Tensor, key: Tensor, value: Tensor) -> None:
         pacache_torch.paged_cache_load(key_cache, value_cache, table, lens, key, value)
-        return key.float() * 3 + value.float()
 
-    table = tables(22)
-    outputs = [torch.zeros(2, 23, HEADS, SIZE, dtype=torch.bfloat16) for _ in range(2)]
-    expected = into(key_cache, value_cache, table, lens, *outputs[0])
-    result, code = run_and_get_code(compiled(into), key_cache, value_cache, table, lens, *outputs[1].unbind(0))
-    assert torch.equal(result, expected) and torch.equal(outputs[0], outputs[1]) and outputs[0].any()
-    assert not copies(code)
-
-    result, code = run_and_get_code(compiled(load), key_cache, value_cache, table, lens, 22)
-    assert torch.equal(result, load(key_cache, value_cache, table, lens, 22))
-    assert not copies(code)
+    outputs = [torch.zeros(2, 23, HEADS, SIZE, dtype=DTYPE) for _ in range(2)]
+    into(tables, lens, *outputs[0])
+    fast = compiled(into)
+    _, code = run_and_get_code(fast, tables, lens, *outputs[1].unbind(0))
+    assert torch.equal(outputs[0], outputs[1]) and outputs[0].any()
+    assert not copies_in(code, ELEMENTS)
 
 
-def test_store_then_load_with_caches_as_buffers() -> None:
-    """The load sees what the store has written; kernels get the buffers' own memory."""
-    eager, layer = Layer(), Layer()
-    qkv, slots, lens = tokens(29)
-    expected = eager(qkv, slots, lens)
-    fast = compiled(layer)
-    result, code = run_and_get_code(fast, qkv, slots, lens)
-    assert torch.equal(result, expected)
-    assert torch.equal(layer.key_cache, eager.key_cache) and torch.equal(layer.value_cache, eager.value_cache)
-    assert not copies(code)
+@pytest.mark.parametrize("base", BASES)
+def test_every_mode_compiles(base: str) -> None:
+    """Every scenario passes through a graph, and what it writes is the caller's memory."""
+    op, build = BASES[base]
+    operator = getattr(torch.ops.pacache, op)
+
+    def call(arguments: dict[str, Any]) -> None:
+        operator(**arguments)
+
+    expected, actual = build(Build("cpu")), build(Build("cpu"))
+    call(expected)
+    fast = compiled(call)
     with kernel_arguments() as seen:
-        fast(qkv, slots, lens)
-    assert len(seen) == 2, "one store, one load"
-    for call in seen:
-        assert call["key_cache"] == layer.key_cache.data_ptr()
-        assert call["value_cache"] == layer.value_cache.data_ptr()
+        fast(actual)
+    for name, value in expected.items():
+        assert not isinstance(value, Tensor) or torch.equal(value, actual[name])
+    written = [name for name in WRITTEN[op] if actual[name] is not None]
+    assert {name: seen[0][name] for name in written} == {name: actual[name].data_ptr() for name in written}
 
 
-def test_store_into_inputs_by_address() -> None:
-    qkv, slots, lens = tokens(29)
-    key_cache, value_cache = caches()
-    fast = compiled(store_then_load)
-    fast(qkv, slots, key_cache, value_cache, lens)
-    with kernel_arguments() as seen:
-        fast(qkv, slots, key_cache, value_cache, lens)
-    assert [(call["key_cache"], call["value_cache"]) for call in seen] == [
-        (key_cache.data_ptr(), value_cache.data_ptr())
-    ] * 2
+# Sizes ---------------------------------------------------------------------------------------------------------------
 
 
 def test_token_counts_do_not_compile_again() -> None:
     """One graph for the first count and one for all others."""
-    fast = compiled(store_then_load)
-    expected, actual = caches(), caches()
-    for step, count in enumerate((29, 17, 64, 8, 41, 100)):
-        qkv, slots, lens = tokens(count, seed=step)
-        assert torch.equal(fast(qkv, slots, *actual, lens), store_then_load(qkv, slots, *expected, lens))
-        assert torch.equal(actual[0], expected[0]) and torch.equal(actual[1], expected[1])
+    model, eager = Buffers(), Buffers()
+    fast = compiled(model)
+    for seed, count in enumerate((29, 17, 64, 8, 41, 100)):
+        inputs = (*tokens(count, seed=seed), *contexts(count))
+        assert equal(fast(*inputs), eager(*inputs))
+        assert torch.equal(model.key_cache, eager.key_cache) and torch.equal(model.value_cache, eager.value_cache)
     assert counters["stats"]["unique_graphs"] <= 2
     assert not counters["graph_break"]
 
 
 def test_a_batch_without_tokens() -> None:
     """T == 0, compiled with dynamic sizes: nothing is written. [sgl-project/sglang#24252]."""
+
+    def store(qkv: Tensor, slots: Tensor, *caches: Tensor) -> None:
+        pacache_torch.scatter_pa_kv_cache(*split(qkv), *caches, slots)
+
     fast = compiled(store, dynamic=True)
     for count in (29, 0, 11):
-        qkv, slots, _ = tokens(count)
-        expected, actual = caches(), caches()
-        assert torch.equal(fast(qkv, slots, *actual), store(qkv, slots, *expected))
-        assert torch.equal(actual[0], expected[0]) and torch.equal(actual[1], expected[1])
+        expected, actual = Inputs().given(), Inputs().given()
+        store(*tokens(count), *expected)
+        fast(*tokens(count), *actual)
+        assert equal(actual, expected)
 
 
-@pytest.mark.parametrize(
-    "base", ("key_only", "nct", "nz_5d", "nhsd", "alibi", "rope", "padded_rope", "load_cumsum", "load_nz")
-)
-def test_every_mode_compiles(base: str) -> None:
-    """Modes, lists of integers and missing tensors go through a graph."""
-    op, build = BASES[base]
-    operator = getattr(torch.ops.pacache, op)
-
-    def call(arguments: dict[str, Any]) -> Tensor:
-        operator(**arguments)
-        written = "key_cache" if op == SCATTER else "key"
-        result: Tensor = arguments[written] + 0
-        return result
-
-    expected, actual = build(Build("cpu")), build(Build("cpu"))
-    assert torch.equal(compiled(call)(actual), call(expected))
-    for name, value in expected.items():
-        assert not isinstance(value, Tensor) or torch.equal(value, actual[name])
+# Errors --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_bad_call_is_refused_with_the_operators_words() -> None:
     """Shapes while tracing, values while running."""
-    qkv, slots, _ = tokens(29)
-    key_cache, value_cache = caches()
+    inputs = (*tokens(29), *contexts(29))
+    key_cache, value_cache = Inputs().given()
     with pytest.raises(Exception, match=r"scatter_pa_kv_cache: value_cache must be \[num_blocks"):
-        compiled(store)(qkv, slots, key_cache, value_cache[..., :-1])
+        compiled(Inputs())(*inputs, key_cache, value_cache[..., :-1])
     torch._dynamo.reset()
-    slots[7] = BLOCKS * BLOCK_SIZE
+    inputs[1][7] = BLOCKS * BLOCK_SIZE
     before = key_cache.clone()
+    slots = BLOCKS * BLOCK_SIZE
     with pytest.raises(
-        IndexError, match=r"slot_mapping\[7\] must be less than num_blocks \* block_size = 259, got 259"
+        IndexError, match=rf"slot_mapping\[7\] must be less than num_blocks \* block_size = {slots}, got"
     ):
-        compiled(store)(qkv, slots, key_cache, value_cache)
+        compiled(Inputs())(*inputs, key_cache, value_cache)
     assert torch.equal(key_cache, before)
-
-
-def test_export_keeps_the_operator_and_its_mutation() -> None:
-    qkv, slots, lens = tokens(29)
-    program = torch.export.export(Layer(), (qkv, slots, lens))
-    targets = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
-    assert "pacache.scatter_pa_kv_cache.default" in targets and "pacache.paged_cache_load.default" in targets
-    eager, exported = Layer(), program.module()
-    assert torch.equal(exported(qkv, slots, lens), eager(qkv, slots, lens))
-    assert torch.equal(exported.key_cache, eager.key_cache)
