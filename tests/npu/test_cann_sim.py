@@ -1145,6 +1145,10 @@ def _torch_operators() -> None:
     torch_npu.npu_scatter_pa_kv_cache(*arguments[:2], *nz, slots.npu())
     lanes = expected.view(blocks, block, heads * size // 16, 16).transpose(1, 2)
     assert torch.equal(nz[0].cpu(), lanes)
+    both, alone = ([torch.zeros_like(cache).npu() for _ in "kv"] for _ in range(2))
+    torch_npu._npu_reshape_and_cache(*arguments[:2], *both, slots.npu())
+    torch_npu._npu_reshape_and_cache_siso(arguments[0], alone[0], slots.npu())
+    assert torch.equal(both[0].cpu(), expected) and torch.equal(alone[0].cpu(), expected)
     tables = torch.tensor([[1, 0], [2, 3]], dtype=torch.int32).npu()
     lens = torch.tensor([18, 3], dtype=torch.int32).npu()
     starts = torch.zeros(2, dtype=torch.int32).npu()
@@ -1159,9 +1163,30 @@ def _torch_operators() -> None:
 
 @case()
 def torch_npu_operators() -> None:
-    """The three operators of torch_npu, through their real call sequences."""
+    """The operators of torch_npu, through their real call sequences."""
     _torch_operators()
     assert control.counters()["AtbPagedCacheLoad"] == 1
+    assert control.counters()["AtbReshapeAndCache"] == 2
+
+
+@case()
+def torch_npu_reshape_and_cache_looks() -> None:
+    """A slot beyond the cache is a violation, and nothing is written there; int64 slots are refused."""
+    torch, torch_npu = _torch()
+    key = torch.ones(2, 1, 16).half().npu()
+    cache = torch.zeros(4, 4, 1, 16).half().npu()
+    torch_npu._npu_reshape_and_cache_siso(key, cache, torch.tensor([5, 16], dtype=torch.int32).npu())
+    torch.npu.synchronize()
+    expect("out_of_bounds")
+    assert cache.cpu().view(16, 16).sum(1).nonzero().flatten().tolist() == [5]
+    try:
+        torch_npu._npu_reshape_and_cache_siso(key, cache, torch.tensor([5, 6]).npu())
+        torch.npu.synchronize()
+    except RuntimeError as error:
+        assert "ReshapeCacheOperation" in str(error)
+    else:
+        raise AssertionError("int64 slots are taken")
+    os._exit(0)  # torch_npu keeps the failure and reports it again at exit
 
 
 @case(lazy=True)

@@ -23,10 +23,24 @@ class Context {
   virtual bool GetAsyncTilingCopyStatus() const = 0;
 };
 
+struct TensorDesc;
+struct VariantPack;
+template <typename T>
+class SVector;
+
+// vtable: 0 and 1 destructors, 2 GetName, 3 InferShape, 4 GetInputNum,
+// 5 GetOutputNum, 6 Setup, 7 Execute. What the C functions drive has no use
+// for the last five.
 class Operation {
  public:
   virtual ~Operation() = default;
   virtual std::string GetName() const = 0;
+  virtual Status InferShape(const SVector<TensorDesc>&,
+                            SVector<TensorDesc>&) const;
+  virtual uint32_t GetInputNum() const;
+  virtual uint32_t GetOutputNum() const;
+  virtual Status Setup(const VariantPack&, uint64_t&, Context*);
+  virtual Status Execute(const VariantPack&, uint8_t*, uint64_t, Context*);
 };
 
 __attribute__((visibility("default"))) Status CreateContext(Context** out);

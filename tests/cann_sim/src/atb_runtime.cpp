@@ -61,7 +61,7 @@ namespace {
 
 int missing(const char* name) {
   violation("missing_operator", name,
-            "the simulated ATB has PagedCacheLoad only");
+            "the simulated ATB has PagedCacheLoad and ReshapeAndCache only");
   set_error(std::string("cann_sim: ATB operation ") + name +
             " is not simulated");
   return kAtbInvalidParam;
@@ -105,17 +105,27 @@ Status DestroyOperation(Operation* operation) {
 
 // ---- named by libop_plugin_atb.so, refused here -----------------------------
 
-struct Tensor;
+Status Operation::InferShape(const SVector<TensorDesc>&,
+                             SVector<TensorDesc>&) const {
+  return missing("Operation::InferShape");
+}
 
-class Utils {
- public:
-  static uint64_t GetTensorSize(const Tensor& tensor);
-};
-
-__attribute__((visibility("default"))) uint64_t
-Utils::GetTensorSize(const Tensor&) {
-  missing("Utils::GetTensorSize");
+uint32_t Operation::GetInputNum() const {
+  missing("Operation::GetInputNum");
   return 0;
+}
+
+uint32_t Operation::GetOutputNum() const {
+  missing("Operation::GetOutputNum");
+  return 0;
+}
+
+Status Operation::Setup(const VariantPack&, uint64_t&, Context*) {
+  return missing("Operation::Setup");
+}
+
+Status Operation::Execute(const VariantPack&, uint8_t*, uint64_t, Context*) {
+  return missing("Operation::Execute");
 }
 
 namespace infer {
@@ -125,7 +135,6 @@ struct RmsNormParam;
 struct GroupTopkParam;
 struct SelfAttentionParam;
 struct PagedAttentionParam;
-struct ReshapeAndCacheParam;
 struct RopeParam;
 }  // namespace infer
 
@@ -145,7 +154,6 @@ MISSING(RmsNormParam)
 MISSING(GroupTopkParam)
 MISSING(SelfAttentionParam)
 MISSING(PagedAttentionParam)
-MISSING(ReshapeAndCacheParam)
 MISSING(RopeParam)
 
 }  // namespace atb

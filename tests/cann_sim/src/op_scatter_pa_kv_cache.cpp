@@ -3,7 +3,7 @@
 // 8.5.0 and 9.0.0 have a generated layer (161001, 161002) over tiling
 // (561002). 9.1.0 has a hand-written layer: its null check answers 561103,
 // ranks and dtypes 161002, and a tiling failure surfaces as 561103.
-#include "op_scatter_pa_kv_cache.h"
+#include "nn_scatter.h"
 
 #include <algorithm>
 #include <cstring>

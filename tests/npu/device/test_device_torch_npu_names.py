@@ -1,8 +1,4 @@
-"""torch_npu's names on a simulated NPU: its wheel has the schemas on record, and its own operators give what ours give.
-
-`_npu_reshape_and_cache` and its key-only form go through an ATB operator that is not simulated: there the reference
-stands alone.
-"""
+"""torch_npu's names on a simulated NPU: its wheel has the schemas on record, its operators give what ours give."""
 
 from __future__ import annotations
 
@@ -16,9 +12,17 @@ from support import LOAD, NPU, PHASE_TWO, SCATTER, calls, launched
 from torch_npu_calls import ATB, NAMES, RECORD, covered, expected, makes_outputs, named, names, only, outcome
 from torch_npu_calls import calls as named_calls
 
-# Names whose device operator is not part of the simulated CANN.
-NOT_SIMULATED = ("_npu_reshape_and_cache", "_npu_reshape_and_cache_siso")
 CALLS = named_calls(dense=True)
+# The device operators behind torch_npu's own.
+THEIRS = {
+    "npu_scatter_pa_kv_cache": "aclnnScatterPaKvCache",
+    "npu_scatter_pa_kv_cache_functional": "aclnnScatterPaKvCache",
+    "_npu_reshape_and_cache": "AtbReshapeAndCache",
+    "_npu_reshape_and_cache_siso": "AtbReshapeAndCache",
+    "npu_gather_pa_kv_cache": "aclnnGatherPaKvCache",
+    "npu_gather_pa_kv_cache_functional": "aclnnGatherPaKvCache",
+    ATB: "AtbPagedCacheLoad",
+}
 
 
 def run(module: object, call: Call) -> dict[str, torch.Tensor]:
@@ -56,9 +60,11 @@ def test_results_are_those_of_torch_npu(case: str) -> None:
     for name, tensor in ours.items():
         assert torch.equal(covered(call, tensor), covered(call, wanted[name])), name
     starts = call.keyword.get("seq_starts", call.keyword.get("seq_offset"))
-    if call.op in NOT_SIMULATED or (call.op == ATB and starts is None):
-        return  # ATB refuses the last from torch_npu: it wants starts
-    theirs = run(torch_npu, call)
+    if call.op == ATB and starts is None:
+        return  # ATB refuses this from torch_npu: it wants starts
+    with calls() as made:
+        theirs = run(torch_npu, call)
+    assert made[THEIRS[call.op]] == 1
     for name, tensor in ours.items():
         assert torch.equal(covered(call, tensor), covered(call, theirs[name])), name
 

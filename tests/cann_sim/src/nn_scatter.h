@@ -1,4 +1,5 @@
-// aclnnScatterPaKvCache: what phase one decides and the kernels need.
+// The kernels behind aclnnScatterPaKvCache and ATB's ReshapeAndCache: what a
+// first phase decides and they need.
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,7 @@
 #include "half.h"
 #include "journal.h"
 #include "nn_view.h"
-#include "op_scatter_pa_kv_cache.h"
+#include "nn_scatter.h"
 #include "settings.h"
 
 namespace cann_sim {
