@@ -12,8 +12,8 @@
 #include "acl_codes.h"
 #include "half.h"
 #include "journal.h"
-#include "nn_view.h"
 #include "nn_scatter.h"
+#include "nn_view.h"
 #include "settings.h"
 
 namespace cann_sim {
