@@ -24,7 +24,6 @@ import torch
 import pacache_torch
 from pacache_torch import _library
 
-_OPS = ("scatter_pa_kv_cache", "paged_cache_load")
 _DISPATCH_KEYS = ("CPU", "Meta", "PrivateUse1")
 
 _ENVIRONMENT_PREFIXES = ("PACACHE_", "ASCEND_")
@@ -60,7 +59,7 @@ class SelfCheck:
 
 def examine(*, self_check: bool = True) -> dict[str, Any]:
     """Collect everything the doctor knows, as JSON-ready values; without ``self_check`` no operator is run."""
-    kernels = {op: _kernels(op) for op in _OPS}
+    kernels = {op: _kernels(op) for op in _library.OPERATORS}
     npu = _torch_npu()
     checks = self_checks("cpu") if self_check else []
     # Without a kernel of ours torch_npu would run the operator on the CPU and look right.

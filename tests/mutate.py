@@ -107,8 +107,10 @@ BREAKAGES = (
              "plane.head_bytes / plane.unit_bytes - (plane.head_bytes > plane.unit_bytes);"),
     Breakage("last NZ unit of a head not read", LOAD, "plane.head_bytes / plane.unit_bytes;",
              "plane.head_bytes / plane.unit_bytes - (plane.head_bytes > plane.unit_bytes);"),
-    Breakage("last byte of an odd row not written", SCATTER_ARGS, "plane.unit_bytes = plane.head_bytes;",
-             "plane.unit_bytes = plane.head_bytes - (plane.head_bytes > 1 ? plane.head_bytes % 2 : 0);"),
+    Breakage("last byte of an odd row not written", SCATTER_ARGS,
+             "if (dims.unit < 0) {\n    plane.unit_bytes = plane.head_bytes;",
+             "if (dims.unit < 0) {\n"
+             "    plane.unit_bytes = plane.head_bytes - (plane.head_bytes > 1 && plane.head_bytes % 2);"),
     Breakage("odd last unit of a row not read", LOOPS, "    if (u < units) {", "    if (u + 1 < units) {"),
     Breakage("second unit read from the first", LOOPS, "load(from + t * paged_token_stride + paged_unit_stride)",
              "load(from + t * paged_token_stride)"),
@@ -157,6 +159,14 @@ BREAKAGES = (
     Breakage("negative block id accepted", LOAD_ARGS, "block >= 0 && block < args.num_blocks",
              "block < args.num_blocks"),
     # Rules on shapes and registration
+    # Keys and values in one tensor
+    Breakage("values written over keys", SCATTER_ARGS, "packed_plane(in.value, packed, packed.value_start)",
+             "packed_plane(in.value, packed, 0)"),
+    Breakage("keys read for values", LOAD_ARGS, "packed_plane(in.value, packed, packed.value_start)",
+             "packed_plane(in.value, packed, 0)"),
+    Breakage("heads taken for tokens in BHNC", "csrc/packed_layout.cpp", "4, -1, 0, 2, 1}", "4, -1, 0, 1, 2}"),
+    Breakage("halves over each other accepted", "csrc/packed_layout.cpp", "!regions_overlap(region(0, cache.key_size),",
+             "true || !regions_overlap(region(0, cache.key_size),"),
     Breakage("last dimension may be strided", "csrc/tensor_rules.cpp",
              "t.tensor->size(-1) <= 1 || t.tensor->stride(-1) == 1", "t.tensor->size(-1) >= 0"),
     Breakage("gradients are lost silently", "csrc/tensor_rules.cpp",
