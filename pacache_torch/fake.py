@@ -6,7 +6,7 @@ memory (storage bounds, overlap) and on values (slots, block ids, lengths) are l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -84,9 +84,15 @@ def _paged_cache_load_packed(
     )
 
 
+KERNELS: dict[str, Callable[..., None]] = {
+    "scatter_pa_kv_cache": _scatter_pa_kv_cache,
+    "paged_cache_load": _paged_cache_load,
+    "scatter_pa_kv_cache_packed": _scatter_pa_kv_cache_packed,
+    "paged_cache_load_packed": _paged_cache_load_packed,
+}
+
+
 def register() -> None:
     """Register the fake kernels; the schemas must have been loaded."""
-    torch.library.register_fake("pacache::scatter_pa_kv_cache", _scatter_pa_kv_cache)
-    torch.library.register_fake("pacache::paged_cache_load", _paged_cache_load)
-    torch.library.register_fake("pacache::scatter_pa_kv_cache_packed", _scatter_pa_kv_cache_packed)
-    torch.library.register_fake("pacache::paged_cache_load_packed", _paged_cache_load_packed)
+    for name, kernel in KERNELS.items():
+        torch.library.register_fake(f"pacache::{name}", kernel)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,9 @@ from torch import Tensor
 
 from pacache_torch import _library
 from pacache_torch._rules import PACKED_LAYOUTS
+
+# How to allocate an output beside a cache that is no plain tensor, by its type.
+new_output_for: dict[type, Callable[[Any, Sequence[int]], Tensor]] = {}
 
 _scatter_pa_kv_cache = _library.operator("scatter_pa_kv_cache")
 _paged_cache_load = _library.operator("paged_cache_load")
@@ -364,8 +367,8 @@ def _allocate_outputs(
             width = (
                 cache.size(1) * cache.size(-1) * (cache.size(2) if cache.dim() == 5 else 1) if cache.dim() > 1 else 0
             )
-            return torch.empty(num_tokens, width, dtype=cache.dtype, device=cache.device)
-        return torch.empty(num_tokens, *cache.shape[2:], dtype=cache.dtype, device=cache.device)
+            return _new_output(cache, (num_tokens, width))
+        return _new_output(cache, (num_tokens, *cache.shape[2:]))
 
     return allocate(key_cache), allocate(value_cache)
 
@@ -380,5 +383,11 @@ def _allocate_packed_outputs(kv_cache: Tensor, kv_layout: str, num_tokens: int) 
         if layout.half is None:
             head_size //= 2
     shape = (num_tokens, heads, head_size)
-    key, value = (torch.empty(shape, dtype=kv_cache.dtype, device=kv_cache.device) for _ in range(2))
-    return key, value
+    return _new_output(kv_cache, shape), _new_output(kv_cache, shape)
+
+
+def _new_output(cache: Tensor, shape: Sequence[int]) -> Tensor:
+    """Uninitialised memory for what is read from ``cache``."""
+    if new_output_for and type(cache) in new_output_for:
+        return new_output_for[type(cache)](cache, shape)
+    return torch.empty(shape, dtype=cache.dtype, device=cache.device)

@@ -121,8 +121,7 @@ class Decoder:
         for index, layer in enumerate(self._layers):
             normed = self._norm(x, layer.attention_norm)
             x = x + self._attention(index, layer, normed, cos, signed_sin, step, cache)
-            normed = self._norm(x, layer.mlp_norm)
-            x = x + (F.silu(normed @ layer.gate) * (normed @ layer.up)) @ layer.down
+            x = x + self._mlp(layer, self._norm(x, layer.mlp_norm))
 
         sampled = x.index_select(0, self._indices(step.sampled_rows))
         return self._norm(sampled, self._final_norm) @ self._logits + self._logit_bias
@@ -153,6 +152,9 @@ class Decoder:
             keys, values = next(context) if chunk.has_context else (key[rows], value[rows])
             outputs.append(self._attend(query[rows], keys, values, chunk.start))
         return torch.cat(outputs) @ layer.attention_out
+
+    def _mlp(self, layer: _Layer, x: Tensor) -> Tensor:
+        return (F.silu(x @ layer.gate) * (x @ layer.up)) @ layer.down
 
     def _attend(self, query: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
         """Attend ``[count, num_heads, head_size]`` to ``[length, num_kv_heads, head_size]``."""
