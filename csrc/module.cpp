@@ -10,6 +10,7 @@
 #include <string>
 
 #include "cpu/copy_kernels.h"
+#include "eager_call.h"
 #include "npu_loader.h"
 
 namespace {
@@ -60,4 +61,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       },
       "What loads the NPU kernels at the first NPU tensor; gives a cause or "
       "an empty text.");
+  pacache::add_eager_calls(m.ptr());
 }

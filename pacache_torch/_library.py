@@ -24,7 +24,7 @@ from pacache_torch import _version
 
 OPERATORS = ("scatter_pa_kv_cache", "paged_cache_load", "scatter_pa_kv_cache_packed", "paged_cache_load_packed")
 # What was added last to each library: without it, the library is of another version of the package.
-_NEWEST_FUNCTION = {"_C": "set_npu_loader", "_C_npu": "release"}
+_NEWEST_FUNCTION = {"_C": "call_scatter_pa_kv_cache", "_C_npu": "release"}
 _REBUILD = "rebuild it with: pip install --no-build-isolation --force-reinstall --no-deps <where it came from>"
 
 
@@ -196,4 +196,12 @@ def build_info() -> dict[str, str] | None:
 def operator(name: str) -> Callable[..., None]:
     """The callable at ``torch.ops.pacache.<name>.default``: the operator, or what stands in its place."""
     function: Callable[..., None] = getattr(torch.ops.pacache, name).default
+    return function
+
+
+def eager_call(name: str) -> Callable[..., bool]:
+    """The operator for eager calls with plain arguments (csrc/eager_call.cpp); without the library, never it."""
+    if not _CPU.loaded:
+        return lambda *arguments: False
+    function: Callable[..., bool] = getattr(importlib.import_module("pacache_torch._C"), f"call_{name}")
     return function

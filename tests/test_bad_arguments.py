@@ -35,8 +35,9 @@ def operator(op: str) -> Callable[..., None]:
 
 
 def executor(name: str, op: str) -> Callable[..., None]:
-    if name == "reference":
-        function: Callable[..., None] = getattr(reference, op)
+    modules = {"reference": reference, "eager": pacache_torch}
+    if name in modules:
+        function: Callable[..., None] = getattr(modules[name], op)
         return function
     return operator(op)
 
@@ -61,7 +62,7 @@ def refuse(row: Row, function: Callable[..., None], arguments: Arguments, device
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-@pytest.mark.parametrize("backend", ("cpu", "reference"))
+@pytest.mark.parametrize("backend", ("cpu", "eager", "reference"))
 def test_refused_and_nothing_written(backend: str, name: str) -> None:
     row = BY_NAME[name]
     arguments = row.build("cpu")

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from strategies import FORMS, LARGE, PACKED_FORMS, Call, any_calls, packed_shape
 
+import pacache_torch
 from pacache_torch import reference
 
 THREADS = (1, 2, 5, 16)
@@ -57,10 +58,10 @@ def _examples(op: str, count: int) -> int:
 def _check(call: Call) -> None:
     expected = call.clone()
     expected.run(getattr(reference, call.op))
-    for threads in THREADS:
+    for threads, module in zip(THREADS, itertools.cycle((torch.ops.pacache, pacache_torch)), strict=False):
         actual = call.clone()
         with _threads(threads):
-            actual.run(getattr(torch.ops.pacache, call.op))
+            actual.run(getattr(module, call.op))
         assert actual.differences(expected) == [], f"on {threads} threads"
 
 

@@ -6,6 +6,7 @@
 // threads busy.
 
 #include "../load_args.h"
+#include "../written.h"
 
 #include <torch/library.h>
 
@@ -84,7 +85,10 @@ void paged_cache_load(const at::Tensor& key_cache,
   const LoadArgs args =
       check_load_args({key_cache, value_cache, block_tables, context_lens, key,
                        value, seq_starts, cache_mode, is_seq_lens_cumsum});
-  load_rows(args, check_load_values(args));
+  const RowStarts rows = check_load_values(args);
+  mark_written(key);
+  mark_written(value);
+  load_rows(args, rows);
 }
 
 void paged_cache_load_packed(const at::Tensor& kv_cache,

@@ -8,6 +8,7 @@
 // asked for.
 
 #include "../scatter_args.h"
+#include "../written.h"
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
@@ -254,6 +255,8 @@ void scatter_heads(const ScatterArgs& args) {
 
 void scatter(const ScatterArgs& args) {
   check_scatter_values(args);
+  mark_written(key_cache);
+  mark_written(value_cache);
   if (args.is_compressed()) {
     scatter_heads(args);
   } else if (args.slot_mapping.is_int64) {

@@ -5,6 +5,7 @@
 // what they would get wrong is refused here (capabilities.cpp).
 
 #include "../load_args.h"
+#include "../written.h"
 
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
@@ -230,6 +231,8 @@ void load(const LoadArgs& args, const LoadInputs& in) {
   if (check_values_enabled()) {
     check_values(args, in);
   }
+  mark_written(key);
+  mark_written(value);
   if (args.num_rows == 0 || args.batch == 0 || args.num_columns == 0 ||
       key.numel() == 0 || value.numel() == 0) {
     return;  // ATB refuses empty tensors

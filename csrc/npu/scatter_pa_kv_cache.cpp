@@ -7,6 +7,7 @@
 // dense (inputs) or refused (caches); capabilities.cpp has the list.
 
 #include "../scatter_args.h"
+#include "../written.h"
 
 #include <ATen/ops/where.h>
 #include <c10/core/DeviceGuard.h>
@@ -302,6 +303,8 @@ void scatter(const ScatterArgs& args, const ScatterInputs& in) {
   if (check_values_enabled()) {
     check_values(args, in);
   }
+  mark_written(key_cache);
+  mark_written(value_cache);
   if (args.num_tokens == 0 || args.slot_mapping.size == 0 ||
       args.key.head_bytes == 0) {
     return;
