@@ -6,7 +6,8 @@
 // unpack them and to call the dispatcher, so that everything below the
 // dispatcher's front (modes, autograd, profiler, devices) is as with torch.ops.
 //
-// Each function answers whether it has made the call. Whatever is not a plain
+// Each function takes every argument of its schema, in order, and answers
+// whether it has made the call. Whatever is not a plain
 // tensor, text or None, and whatever a mode of Python, functorch or a tracer
 // may want to see, it leaves to torch.ops.
 
@@ -20,31 +21,112 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include <algorithm>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <tuple>
+#include <utility>
 
 #include "tensor_rules.h"
 
 namespace pacache {
 namespace {
 
-using Scatter = void(const at::Tensor&, const OptionalTensor&,
-                     const at::Tensor&, const OptionalTensor&,
-                     const at::Tensor&, const OptionalTensor&,
-                     const OptionalTensor&, const OptionalTensor&,
-                     c10::string_view, c10::string_view,
-                     at::OptionalIntArrayRef, at::OptionalIntArrayRef);
-using Load = void(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                  const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                  const OptionalTensor&, c10::string_view, bool);
+// The operators: names and C++ signatures of ops.cpp.
 
-template <typename Signature>
-c10::TypedOperatorHandle<Signature> find_operator(const char* name) {
-  return c10::Dispatcher::singleton()
-      .findSchemaOrThrow(name, "")
-      .typed<Signature>();
-}
+struct Scatter {
+  static constexpr const char* kName = "scatter_pa_kv_cache";
+  using Signature = void(const at::Tensor&, const OptionalTensor&,
+                         const at::Tensor&, const OptionalTensor&,
+                         const at::Tensor&, const OptionalTensor&,
+                         const OptionalTensor&, const OptionalTensor&,
+                         c10::string_view, c10::string_view,
+                         at::OptionalIntArrayRef, at::OptionalIntArrayRef);
+};
+
+struct Load {
+  static constexpr const char* kName = "paged_cache_load";
+  using Signature = void(const at::Tensor&, const at::Tensor&,
+                         const at::Tensor&, const at::Tensor&,
+                         const at::Tensor&, const at::Tensor&,
+                         const OptionalTensor&, c10::string_view, bool);
+};
+
+struct PackedScatter {
+  static constexpr const char* kName = "scatter_pa_kv_cache_packed";
+  using Signature = void(const at::Tensor&, const at::Tensor&,
+                         const at::Tensor&, const at::Tensor&,
+                         c10::string_view);
+};
+
+struct PackedLoad {
+  static constexpr const char* kName = "paged_cache_load_packed";
+  using Signature = void(const at::Tensor&, const at::Tensor&,
+                         const at::Tensor&, const at::Tensor&,
+                         const at::Tensor&, c10::string_view,
+                         const OptionalTensor&, bool);
+};
+
+// One argument: what its C++ value is, or nothing if it is not plain.
+template <typename Parameter>
+struct Argument;
+
+template <>
+struct Argument<const at::Tensor&> {
+  explicit Argument(PyObject* object)
+      : value(THPVariable_CheckExact(object) ? &THPVariable_Unpack(object)
+                                             : nullptr) {}
+  bool plain() const { return value != nullptr; }
+  const at::Tensor& get() const { return *value; }
+  const at::Tensor* value;
+};
+
+template <>
+struct Argument<const OptionalTensor&> {
+  explicit Argument(PyObject* object)
+      : is_none(object == Py_None),
+        value(!is_none && THPVariable_CheckExact(object)
+                  ? OptionalTensor(THPVariable_Unpack(object))
+                  : OptionalTensor()) {}
+  bool plain() const { return is_none || value.has_value(); }
+  const OptionalTensor& get() const { return value; }
+  bool is_none;
+  OptionalTensor value;
+};
+
+template <>
+struct Argument<c10::string_view> {
+  explicit Argument(PyObject* object) {
+    if (PyUnicode_CheckExact(object)) {
+      Py_ssize_t size = 0;
+      if (const char* data = PyUnicode_AsUTF8AndSize(object, &size)) {
+        value = std::string_view(data, size);
+      } else {
+        PyErr_Clear();  // a lone surrogate: torch.ops has its own words for it
+      }
+    }
+  }
+  bool plain() const { return value.has_value(); }
+  std::string_view get() const { return *value; }
+  std::optional<std::string_view> value;
+};
+
+template <>
+struct Argument<bool> {
+  explicit Argument(PyObject* object) : object(object) {}
+  bool plain() const { return PyBool_Check(object); }
+  bool get() const { return object == Py_True; }
+  PyObject* object;
+};
+
+// Explicit strides and offsets are for torch.ops.
+template <>
+struct Argument<at::OptionalIntArrayRef> {
+  explicit Argument(PyObject* object) : object(object) {}
+  bool plain() const { return object == Py_None; }
+  at::OptionalIntArrayRef get() const { return std::nullopt; }
+  PyObject* object;
+};
 
 // Nobody stands between the program and the kernels.
 bool no_mode_is_active() {
@@ -53,102 +135,50 @@ bool no_mode_is_active() {
          !at::impl::torch_function_mode_enabled();
 }
 
-// For the call of an operator when no mode is active. Autograd's fallback for
-// operators without a backward boxes every argument, to find tensors that
-// require a gradient; the kernels refuse those themselves.
-struct StraightToKernels {
-  const pybind11::gil_scoped_release no_gil;
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+template <typename Operator, typename Signature>
+struct EagerCall;
+
+template <typename Operator, typename... Parameters>
+struct EagerCall<Operator, void(Parameters...)> {
+  static PyObject* call(PyObject* /*module*/, PyObject* const* arguments,
+                        Py_ssize_t count) {
+    HANDLE_TH_ERRORS
+    TORCH_CHECK_VALUE(count == sizeof...(Parameters), Operator::kName, ": ",
+                      sizeof...(Parameters), " arguments, got ", count);
+    return unpack_and_call(arguments, std::index_sequence_for<Parameters...>());
+    END_HANDLE_TH_ERRORS
+  }
+
+ private:
+  template <size_t... i>
+  static PyObject* unpack_and_call(PyObject* const* arguments,
+                                   std::index_sequence<i...>) {
+    const std::tuple<Argument<Parameters>...> unpacked(arguments[i]...);
+    if (!no_mode_is_active() || !(std::get<i>(unpacked).plain() && ...)) {
+      Py_RETURN_FALSE;
+    }
+    static const auto handle =
+        c10::Dispatcher::singleton()
+            .findSchemaOrThrow(
+                (std::string("pacache::") + Operator::kName).c_str(), "")
+            .template typed<void(Parameters...)>();
+    {
+      const pybind11::gil_scoped_release no_gil;
+      // Autograd's fallback for operators without a backward boxes every
+      // argument, to find tensors that require a gradient; the kernels refuse
+      // those themselves.
+      const at::AutoDispatchBelowADInplaceOrView below_autograd;
+      handle.call(std::get<i>(unpacked).get()...);
+    }
+    Py_RETURN_TRUE;
+  }
 };
 
-bool is_tensor(PyObject* object) { return THPVariable_CheckExact(object); }
-
-bool is_tensor_or_none(PyObject* object) {
-  return object == Py_None || is_tensor(object);
-}
-
-OptionalTensor optional_tensor(PyObject* object) {
-  return object == Py_None ? OptionalTensor()
-                           : OptionalTensor(THPVariable_Unpack(object));
-}
-
-std::optional<std::string_view> text(PyObject* object) {
-  if (!PyUnicode_CheckExact(object)) {
-    return std::nullopt;
-  }
-  Py_ssize_t size = 0;
-  const char* data = PyUnicode_AsUTF8AndSize(object, &size);
-  if (data == nullptr) {
-    PyErr_Clear();  // a lone surrogate: torch.ops has its own words for it
-    return std::nullopt;
-  }
-  return std::string_view(data, size);
-}
-
-// key, value, key_cache, value_cache, slot_mapping, compress_lens,
-// compress_seq_offsets, seq_lens, cache_mode, scatter_mode
-PyObject* call_scatter(PyObject* /*module*/, PyObject* const* arguments,
-                       Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  TORCH_CHECK_VALUE(count == 10, "call_scatter: 10 arguments, got ", count);
-  const auto cache_mode = text(arguments[8]);
-  const auto scatter_mode = text(arguments[9]);
-  if (!is_tensor(arguments[0]) || !is_tensor_or_none(arguments[1]) ||
-      !is_tensor(arguments[2]) || !is_tensor_or_none(arguments[3]) ||
-      !is_tensor(arguments[4]) ||
-      !std::all_of(arguments + 5, arguments + 8, &is_tensor_or_none) ||
-      !cache_mode || !scatter_mode || !no_mode_is_active()) {
-    Py_RETURN_FALSE;
-  }
-  static const auto scatter =
-      find_operator<Scatter>("pacache::scatter_pa_kv_cache");
-  const OptionalTensor value = optional_tensor(arguments[1]);
-  const OptionalTensor value_cache = optional_tensor(arguments[3]);
-  const OptionalTensor compress_lens = optional_tensor(arguments[5]);
-  const OptionalTensor compress_seq_offsets = optional_tensor(arguments[6]);
-  const OptionalTensor seq_lens = optional_tensor(arguments[7]);
-  {
-    const StraightToKernels guard;
-    scatter.call(THPVariable_Unpack(arguments[0]), value,
-                 THPVariable_Unpack(arguments[2]), value_cache,
-                 THPVariable_Unpack(arguments[4]), compress_lens,
-                 compress_seq_offsets, seq_lens, *cache_mode, *scatter_mode,
-                 std::nullopt, std::nullopt);
-  }
-  Py_RETURN_TRUE;
-  END_HANDLE_TH_ERRORS
-}
-
-// key_cache, value_cache, block_tables, context_lens, key, value, seq_starts,
-// cache_mode, is_seq_lens_cumsum
-PyObject* call_load(PyObject* /*module*/, PyObject* const* arguments,
-                    Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  TORCH_CHECK_VALUE(count == 9, "call_load: 9 arguments, got ", count);
-  const auto cache_mode = text(arguments[7]);
-  if (!std::all_of(arguments, arguments + 6, &is_tensor) ||
-      !is_tensor_or_none(arguments[6]) || !cache_mode ||
-      !PyBool_Check(arguments[8]) || !no_mode_is_active()) {
-    Py_RETURN_FALSE;
-  }
-  static const auto load = find_operator<Load>("pacache::paged_cache_load");
-  const OptionalTensor seq_starts = optional_tensor(arguments[6]);
-  {
-    const StraightToKernels guard;
-    load.call(
-        THPVariable_Unpack(arguments[0]), THPVariable_Unpack(arguments[1]),
-        THPVariable_Unpack(arguments[2]), THPVariable_Unpack(arguments[3]),
-        THPVariable_Unpack(arguments[4]), THPVariable_Unpack(arguments[5]),
-        seq_starts, *cache_mode, arguments[8] == Py_True);
-  }
-  Py_RETURN_TRUE;
-  END_HANDLE_TH_ERRORS
-}
-
-template <PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)>
+template <typename Operator>
 PyMethodDef method(const char* name) {
   return {name,
-          reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)),
+          reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(
+              &EagerCall<Operator, typename Operator::Signature>::call)),
           METH_FASTCALL,
           "Make the call if its arguments are plain, and say whether it was "
           "made."};
@@ -158,8 +188,10 @@ PyMethodDef method(const char* name) {
 
 void add_eager_calls(PyObject* module) {
   static PyMethodDef methods[] = {
-      method<call_scatter>("call_scatter_pa_kv_cache"),
-      method<call_load>("call_paged_cache_load"),
+      method<Scatter>("call_scatter_pa_kv_cache"),
+      method<Load>("call_paged_cache_load"),
+      method<PackedScatter>("call_scatter_pa_kv_cache_packed"),
+      method<PackedLoad>("call_paged_cache_load_packed"),
       {nullptr, nullptr, 0, nullptr}};
   if (PyModule_AddFunctions(module, methods) != 0) {
     throw pybind11::error_already_set();

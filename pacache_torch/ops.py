@@ -21,6 +21,8 @@ _paged_cache_load_packed = _library.operator("paged_cache_load_packed")
 # The same for eager calls with plain arguments; they answer whether they have made the call.
 _call_scatter_pa_kv_cache = _library.eager_call("scatter_pa_kv_cache")
 _call_paged_cache_load = _library.eager_call("paged_cache_load")
+_call_scatter_pa_kv_cache_packed = _library.eager_call("scatter_pa_kv_cache_packed")
+_call_paged_cache_load_packed = _library.eager_call("paged_cache_load_packed")
 
 
 def scatter_pa_kv_cache(
@@ -119,22 +121,19 @@ def scatter_pa_kv_cache(
         >>> key_cache[2, 1, 0], value_cache[0, 0, 0]
         (tensor([1., 2., 3.]), tensor([70., 80., 90.]))
     """
-    if (
-        strides is None
-        and offsets is None
-        and not torch.compiler.is_dynamo_compiling()
-        and _call_scatter_pa_kv_cache(
-            key,
-            value,
-            key_cache,
-            value_cache,
-            slot_mapping,
-            compress_lens,
-            compress_seq_offsets,
-            seq_lens,
-            cache_mode,
-            scatter_mode,
-        )
+    if not torch.compiler.is_dynamo_compiling() and _call_scatter_pa_kv_cache(
+        key,
+        value,
+        key_cache,
+        value_cache,
+        slot_mapping,
+        compress_lens,
+        compress_seq_offsets,
+        seq_lens,
+        cache_mode,
+        scatter_mode,
+        strides,
+        offsets,
     ):
         return
     # torch.ops parses for about 0.2 us per argument by name: only what differs from the schema's defaults.
@@ -307,6 +306,10 @@ def scatter_pa_kv_cache_packed(
         >>> kv_cache[2, 0, 1]                                # slot 5: block 2, position 1
         tensor([ 1.,  2.,  3., 10., 20., 30.])
     """
+    if not torch.compiler.is_dynamo_compiling() and _call_scatter_pa_kv_cache_packed(
+        key, value, kv_cache, slot_mapping, kv_layout
+    ):
+        return
     _scatter_pa_kv_cache_packed(key, value, kv_cache, slot_mapping, kv_layout=kv_layout)
 
 
@@ -370,6 +373,10 @@ def paged_cache_load_packed(
         raise ValueError(
             f"paged_cache_load_packed: num_tokens must be None when key and value are given, got {num_tokens}"
         )
+    if not torch.compiler.is_dynamo_compiling() and _call_paged_cache_load_packed(
+        kv_cache, block_tables, context_lens, key, value, kv_layout, seq_starts, is_seq_lens_cumsum
+    ):
+        return key, value
     given: dict[str, Any] = {"kv_layout": kv_layout}
     if seq_starts is not None:
         given["seq_starts"] = seq_starts

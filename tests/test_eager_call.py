@@ -16,25 +16,43 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import pacache_torch
 
 Arguments = dict[str, Any]
-NAMES = ("scatter_pa_kv_cache", "paged_cache_load")
-WRITTEN = {"scatter_pa_kv_cache": ("key_cache", "value_cache"), "paged_cache_load": ("key", "value")}
+WRITTEN = {
+    "scatter_pa_kv_cache": ("key_cache", "value_cache"),
+    "paged_cache_load": ("key", "value"),
+    "scatter_pa_kv_cache_packed": ("kv_cache",),
+    "paged_cache_load_packed": ("key", "value"),
+}
+NAMES = tuple(WRITTEN)
+MODE = {name: "kv_layout" if name.endswith("packed") else "cache_mode" for name in NAMES}
+LAYOUT = {name: {"kv_layout": "BHNC"} if name.endswith("packed") else {} for name in NAMES}
 
 
 def arguments_of(name: str) -> Arguments:
-    """A call of two tokens, by the names and in the order of the public function."""
+    """The tensors of a call of two tokens, by the names and in the order of the public function."""
     rows = {"key": torch.randn(2, 3, 5), "value": torch.randn(2, 3, 5)}
     caches = {"key_cache": torch.randn(3, 7, 3, 5), "value_cache": torch.randn(3, 7, 3, 5)}
-    if name == "scatter_pa_kv_cache":
+    if LAYOUT[name]:
+        caches = {"kv_cache": torch.randn(3, 3, 7, 10)}
+    if name.startswith("scatter"):
         return {**rows, **caches, "slot_mapping": torch.tensor([11, 2])}
     tables = {"block_tables": torch.tensor([[2], [0]]), "context_lens": torch.tensor([1, 1])}
     return {**caches, **tables, **rows}
 
 
 def by_position(name: str, arguments: Arguments) -> tuple[Any, ...]:
-    """As csrc/eager_call.cpp takes them."""
-    if name == "scatter_pa_kv_cache":
-        return (*arguments.values(), None, None, None, "Norm", "None")
-    return (*arguments.values(), None, "Norm", False)
+    """Every argument of the schema, as csrc/eager_call.cpp takes them."""
+    rest: dict[str, tuple[Any, ...]] = {
+        "scatter_pa_kv_cache": (None, None, None, "Norm", "None", None, None),
+        "paged_cache_load": (None, "Norm", False),
+        "scatter_pa_kv_cache_packed": ("BHNC",),
+        "paged_cache_load_packed": ("BHNC", None, False),
+    }
+    return (*arguments.values(), *rest[name])
+
+
+def call(door: Any, name: str, *values: Any, **keywords: Any) -> None:
+    """Call the operator by torch.ops or the function of the package."""
+    getattr(door, name)(*values, **LAYOUT[name] | keywords)
 
 
 @pytest.fixture
@@ -48,7 +66,7 @@ def native() -> Any:
 def expected_of(name: str, arguments: Arguments) -> list[Tensor]:
     """What torch.ops writes into copies."""
     copies = {key: t.detach().as_subclass(Tensor).clone() for key, t in arguments.items()}
-    getattr(torch.ops.pacache, name)(*copies.values())
+    call(torch.ops.pacache, name, *copies.values())
     return [copies[written] for written in WRITTEN[name]]
 
 
@@ -86,7 +104,7 @@ def test_a_subclass_is_asked(native: Any, name: str) -> None:
         assert isinstance(values[position], Named)
         assert getattr(native, f"call_{name}")(*values) is False
         Named.asked.clear()
-        getattr(pacache_torch, name)(*arguments.values())
+        call(pacache_torch, name, *arguments.values())
         assert f"pacache.{name}.default" in Named.asked
         check_written(name, arguments, expected)
 
@@ -121,7 +139,7 @@ def test_modes_see_the_operator(name: str, mode: Callable[[], Any]) -> None:
     arguments = arguments_of(name)
     expected = expected_of(name, arguments)
     with mode() as active:
-        getattr(pacache_torch, name)(*arguments.values())
+        call(pacache_torch, name, *arguments.values())
     assert f"pacache.{name}.default" in active.seen
     check_written(name, arguments, expected)
 
@@ -130,7 +148,7 @@ def test_modes_see_the_operator(name: str, mode: Callable[[], Any]) -> None:
 def test_the_profiler_sees_the_operator(name: str) -> None:
     arguments = arguments_of(name)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        getattr(pacache_torch, name)(*arguments.values())
+        call(pacache_torch, name, *arguments.values())
     assert f"pacache::{name}" in {event.key for event in profile.key_averages()}
 
 
@@ -139,10 +157,10 @@ def test_fake_tensors_run_the_fake_kernel(name: str) -> None:
     real = arguments_of(name)
     with FakeTensorMode() as mode:
         fake = [mode.from_tensor(t) for t in real.values()]
-        getattr(pacache_torch, name)(*fake)
+        call(pacache_torch, name, *fake)
         fake[0] = fake[0][..., 0]
         with pytest.raises(ValueError, match=f"^{name}: "):
-            getattr(pacache_torch, name)(*fake)
+            call(pacache_torch, name, *fake)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -152,7 +170,7 @@ def test_a_transform_sees_the_operator(name: str) -> None:
     expected = expected_of(name, arguments)
 
     def function(t: Tensor) -> Tensor:
-        getattr(pacache_torch, name)(**arguments)
+        call(pacache_torch, name, **arguments)
         return t.sin()
 
     assert torch.func.grad(function)(torch.tensor(0.0)) == 1.0
@@ -167,9 +185,9 @@ def test_what_is_no_tensor_is_refused_as_by_the_operator(native: Any, name: str,
         spoiled = [*values]
         spoiled[position] = wrong
         with pytest.raises(Exception) as by_operator:
-            getattr(torch.ops.pacache, name).default(*spoiled)
+            call(torch.ops.pacache, name, *spoiled)
         with pytest.raises(type(by_operator.value)) as by_function:
-            getattr(pacache_torch, name)(*spoiled)
+            call(pacache_torch, name, *spoiled)
         assert str(by_function.value) == str(by_operator.value)
 
 
@@ -178,9 +196,9 @@ def test_what_is_no_tensor_is_refused_as_by_the_operator(native: Any, name: str,
 def test_what_is_no_mode_is_refused_as_by_the_operator(name: str, wrong: object) -> None:
     arguments = arguments_of(name)
     with pytest.raises(Exception) as by_operator:
-        getattr(torch.ops.pacache, name).default(*arguments.values(), cache_mode=wrong)
+        call(torch.ops.pacache, name, *arguments.values(), **{MODE[name]: wrong})
     with pytest.raises(type(by_operator.value)) as by_function:
-        getattr(pacache_torch, name)(*arguments.values(), cache_mode=wrong)
+        call(pacache_torch, name, *arguments.values(), **{MODE[name]: wrong})
     assert str(by_function.value) == str(by_operator.value)
 
 
@@ -200,7 +218,7 @@ def test_a_backward_that_saved_what_was_written_raises(door: Any, name: str) -> 
         arguments = arguments_of(name)
         weight = torch.ones((), requires_grad=True)
         loss = (weight * arguments[written]).sum()  # saves what is written, to multiply with later
-        getattr(door, name)(*arguments.values())
+        call(door, name, *arguments.values())
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
 
@@ -211,5 +229,5 @@ def test_inference_tensors_are_written(door: Any, name: str) -> None:
     with torch.inference_mode():
         arguments = arguments_of(name)
         expected = expected_of(name, arguments)
-        getattr(door, name)(*arguments.values())
+        call(door, name, *arguments.values())
         check_written(name, arguments, expected)

@@ -85,10 +85,9 @@ void paged_cache_load(const at::Tensor& key_cache,
   const LoadArgs args =
       check_load_args({key_cache, value_cache, block_tables, context_lens, key,
                        value, seq_starts, cache_mode, is_seq_lens_cumsum});
-  const RowStarts rows = check_load_values(args);
+  load_rows(args, check_load_values(args));
   mark_written(key);
   mark_written(value);
-  load_rows(args, rows);
 }
 
 void paged_cache_load_packed(const at::Tensor& kv_cache,
@@ -103,6 +102,8 @@ void paged_cache_load_packed(const at::Tensor& kv_cache,
                               kv_layout, seq_starts, is_seq_lens_cumsum})
           .args;
   load_rows(args, check_load_values(args));
+  mark_written(key);
+  mark_written(value);
 }
 
 }  // namespace

@@ -255,8 +255,6 @@ void scatter_heads(const ScatterArgs& args) {
 
 void scatter(const ScatterArgs& args) {
   check_scatter_values(args);
-  mark_written(key_cache);
-  mark_written(value_cache);
   if (args.is_compressed()) {
     scatter_heads(args);
   } else if (args.slot_mapping.is_int64) {
@@ -276,6 +274,8 @@ void scatter_pa_kv_cache(
   scatter(check_scatter_args({key, value, key_cache, value_cache, slot_mapping,
                               compress_lens, compress_seq_offsets, seq_lens,
                               cache_mode, scatter_mode, strides, offsets}));
+  mark_written(key_cache);
+  mark_written(value_cache);
 }
 
 void scatter_pa_kv_cache_packed(const at::Tensor& key, const at::Tensor& value,
@@ -285,6 +285,7 @@ void scatter_pa_kv_cache_packed(const at::Tensor& key, const at::Tensor& value,
   scatter(
       check_packed_scatter_args({key, value, kv_cache, slot_mapping, kv_layout})
           .args);
+  mark_written(kv_cache);
 }
 
 }  // namespace

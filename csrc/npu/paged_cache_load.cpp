@@ -231,8 +231,6 @@ void load(const LoadArgs& args, const LoadInputs& in) {
   if (check_values_enabled()) {
     check_values(args, in);
   }
-  mark_written(key);
-  mark_written(value);
   if (args.num_rows == 0 || args.batch == 0 || args.num_columns == 0 ||
       key.numel() == 0 || value.numel() == 0) {
     return;  // ATB refuses empty tensors
@@ -266,6 +264,8 @@ void paged_cache_load(const at::Tensor& key_cache,
                          context_lens, key,         value,
                          seq_starts,   cache_mode,  is_seq_lens_cumsum};
   load(check_load_args(in), in);
+  mark_written(key);
+  mark_written(value);
 }
 
 // The halves of the cache go down as two views of it.
@@ -282,6 +282,8 @@ void paged_cache_load_packed(const at::Tensor& kv_cache,
   load(args,
        {cache.key_cache(), cache.value_cache(), block_tables, context_lens, key,
         value, seq_starts, "Norm", is_seq_lens_cumsum});
+  mark_written(key);
+  mark_written(value);
 }
 
 }  // namespace

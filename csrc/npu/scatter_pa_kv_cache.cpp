@@ -303,8 +303,6 @@ void scatter(const ScatterArgs& args, const ScatterInputs& in) {
   if (check_values_enabled()) {
     check_values(args, in);
   }
-  mark_written(key_cache);
-  mark_written(value_cache);
   if (args.num_tokens == 0 || args.slot_mapping.size == 0 ||
       args.key.head_bytes == 0) {
     return;
@@ -357,6 +355,8 @@ void scatter_pa_kv_cache(
                             strides,
                             offsets};
   scatter(check_scatter_args(in), in);
+  mark_written(key_cache);
+  mark_written(value_cache);
 }
 
 // The halves of the cache go down as two views of it.
@@ -371,6 +371,7 @@ void scatter_pa_kv_cache_packed(const at::Tensor& key, const at::Tensor& value,
   const OptionalTensor none;
   scatter(args, {key, values, cache.key_cache(), value_cache, slot_mapping,
                  none, none, none, "Norm", "None", std::nullopt, std::nullopt});
+  mark_written(kv_cache);
 }
 
 }  // namespace
