@@ -87,8 +87,8 @@ def test_one_graph_for_all_sizes(form: type[Form]) -> None:
 
 def test_sizes_that_nobody_marked() -> None:
     """Left to itself torch compiles once for the first sizes and once for each kind of change, then no more."""
-    fast = compiled(Packed())
-    make, _ = CACHES[Packed]
+    fast = compiled(Interleaved())
+    make, _ = CACHES[Interleaved]
     for seed, (count, batch, blocks) in enumerate(SIZES):
         fast(*tokens(count, seed, blocks), *contexts(count, batch, blocks), *make(blocks))
     assert counters["stats"]["unique_graphs"] <= 3

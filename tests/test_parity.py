@@ -52,7 +52,7 @@ def _threads(count: int) -> Iterator[None]:
 
 def _examples(op: str, count: int) -> int:
     """The packed operators add where a half lies; how it is copied is held by the others' examples."""
-    return count // 4 if op.endswith("_packed") else count
+    return count // 6 if op.endswith("_packed") else count
 
 
 def _check(call: Call) -> None:

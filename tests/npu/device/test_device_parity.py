@@ -143,19 +143,17 @@ def test_packed_device_sizes(op: str, form: str) -> None:
     """One cache for keys and values: it runs where both halves are dense for the device, and else is refused."""
     seen: Counter[str] = Counter()
 
-    @settings(COMMON, max_examples=12)
-    @given(
-        drawn(op, form, LOAD_SIZES["norm"]).filter(lambda call: not does_nothing(call)),
-        st.booleans(),
-    )
-    def examples(call: Call, together: bool) -> None:
-        seen[check(with_dense_caches(call, together=together))] += 1
+    @settings(COMMON, max_examples=6)
+    @given(drawn(op, form, LOAD_SIZES["norm"]).filter(lambda call: not does_nothing(call)))
+    def examples(call: Call) -> None:
+        for together in (False, True):
+            seen[check(with_dense_caches(call, together=together))] += 1
 
     examples()
     if form in ("BHNC", "BNHC"):  # a single slot is dense in any layout
-        assert seen["strided cache"] + seen["strided tensor"] >= 4, seen
+        assert seen["strided cache"] + seen["strided tensor"] >= 2, seen
     else:
-        assert seen["launched"] >= (8 if form == "2BNHD" else 1), seen
+        assert seen["launched"] >= (6 if form == "2BNHD" else 3), seen
 
 
 @pytest.mark.parametrize("op", (SCATTER_PACKED, LOAD_PACKED))
@@ -194,7 +192,7 @@ def test_any_call(op: str, form: str) -> None:
 def test_any_packed_call(op: str, form: str) -> None:
     """As test_any_call."""
 
-    @settings(COMMON, max_examples=8)
+    @settings(COMMON, max_examples=3)
     @given(drawn(op, form, SMALL), st.sampled_from((False, True, None)))
     def examples(call: Call, together: bool | None) -> None:
         event(check(call if together is None else with_dense_caches(call, together=together)))
