@@ -158,7 +158,8 @@ class Compared(PagedCache):
         super().reorder_cache(beam_idx)
 
     def crop(self, tokens_to_remove: int) -> None:
-        self.dense.crop(tokens_to_remove)
+        # Not all releases of transformers take the number of tokens to keep.
+        self.dense.crop(min(tokens_to_remove - self.get_seq_length(), 0) if tokens_to_remove > 0 else tokens_to_remove)
         super().crop(tokens_to_remove)
 
     def batch_repeat_interleave(self, repeats: int) -> None:

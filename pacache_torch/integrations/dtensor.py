@@ -80,10 +80,37 @@ def _on_local_shards(
     """One call of an operator, with a DTensor among its arguments."""
     name = op._schema.name.removeprefix("pacache::")
     given = dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)) | kwargs
-    mesh = _check(name, given)
+    mesh = _checked(name, given)
     if mesh.get_coordinate() is None:
         return  # this process is not part of it
     op(**{argument: _local(value) for argument, value in given.items()})
+
+
+# Calls that have been found good, by all that the verdict depends on: finding out costs more than the call.
+_good: dict[tuple[Any, ...], DeviceMesh] = {}
+_MOST_GOOD = 4096
+
+
+def _checked(op: str, given: dict[str, Any]) -> DeviceMesh:
+    """Check a call, or remember that one like it has been checked."""
+    call = (op, torch.is_grad_enabled(), *((name, _facts(value)) for name, value in given.items()))
+    try:
+        mesh = _good.get(call)
+    except TypeError:  # a symbolic size, while a graph is traced
+        return _check(op, given)
+    if mesh is None:
+        mesh = _check(op, given)
+        if len(_good) >= _MOST_GOOD:
+            _good.clear()
+        _good[call] = mesh
+    return mesh
+
+
+def _facts(value: Any) -> Any:
+    """What of an argument can matter to `_check`."""
+    if isinstance(value, DTensor):
+        return value.device_mesh, value.placements, value.shape, value.stride(), value.dtype, value.requires_grad
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _local(value: Any) -> Any:
