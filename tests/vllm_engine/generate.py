@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attending import implementation, implementations_of
 from scenarios import NEW_TOKENS, SCENARIOS
 from torch.profiler import ProfilerActivity, profile
 from vllm import LLM, SamplingParams
@@ -86,11 +87,6 @@ def dummy_batch(llm: LLM, watch: Watch) -> dict[str, Any]:
     }
 
 
-def implementation(layer: Any) -> str:
-    """The class that attends in a layer."""
-    return f"{type(layer.impl).__module__}.{type(layer.impl).__qualname__}"
-
-
 def engine(name: str, job: dict[str, Any]) -> LLM:
     """An engine for a scenario."""
     arguments: dict[str, Any] = {
@@ -151,11 +147,6 @@ def run(name: str, job: dict[str, Any]) -> dict[str, Any]:
     }
     result["dummy_batch"] = dummy_batch(llm, watch)
     return result
-
-
-def implementations_of(model: torch.nn.Module) -> list[str]:
-    """The classes that attend, asked of a model in another process."""
-    return [implementation(layer) for layer in model.modules() if hasattr(layer, "impl")]
 
 
 def run_elsewhere(name: str, job: dict[str, Any]) -> dict[str, Any]:
