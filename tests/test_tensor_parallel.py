@@ -68,7 +68,7 @@ def test_in_every_process(results: dict[int, list[dict[str, str]]], check: str, 
 
 
 def test_the_example_of_the_document_runs_in_two_processes(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```py\n(# tensor_parallel\.py.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(# tensor_parallel\.py.*?)```", DOCUMENT.read_text(), re.DOTALL)
     script = tmp_path / "tensor_parallel.py"
     script.write_text(code)
     with socket.socket() as probe:
