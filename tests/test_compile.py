@@ -173,6 +173,21 @@ def test_between_generated_kernels() -> None:
     assert largest_allocation(lambda: fast(*inputs, *given)) < CACHE_BYTES
 
 
+def test_rows_loaded_before_a_store() -> None:
+    """What was read stays what it was, without a copy of the cache that is written after it."""
+
+    def layer(qkv: Tensor, slots: Tensor, tables: Tensor, lens: Tensor, *caches: Tensor) -> tuple[Tensor, Tensor]:
+        rows = pacache_torch.paged_cache_load(*caches, tables, lens, num_tokens=qkv.size(0))
+        pacache_torch.scatter_pa_kv_cache(*split(qkv), *caches, slots)
+        return rows
+
+    inputs = (*tokens(29), *contexts(29))
+    expected, given = Inputs().given(), Inputs().given()
+    fast = compiled(layer)
+    assert equal(fast(*inputs, *given), layer(*inputs, *expected)) and equal(given, expected)
+    assert largest_allocation(lambda: fast(*inputs, *given)) < CACHE_BYTES
+
+
 def test_load_into_outputs_and_new_tensors() -> None:
     key_cache, value_cache = Inputs().given()
     tables, lens = contexts(22)
