@@ -53,7 +53,7 @@ using PhaseTwo = int (*)(void* workspace, uint64_t workspace_size,
 AclnnFunctions AclnnFunctions::look_up(const char* op, const char* function,
                                        const char* phase_one_name,
                                        const char* since) {
-  return {op, function, require_op_api<void*>(op, phase_one_name, since),
+  return {function, require_op_api<void*>(op, phase_one_name, since),
           require_op_api<void*>(op, function, since)};
 }
 
@@ -79,10 +79,10 @@ AclnnCall& AclnnCall::number(const char* name, int64_t value) {
 
 void AclnnCall::make_handles() {
   for (const auto& tensor : tensors_) {
-    tensor_handles_.push_back(make_tensor(functions_.op, tensor.descriptor));
+    tensor_handles_.push_back(make_tensor(op_, tensor.descriptor));
   }
   for (const auto& array : ints_) {
-    array_handles_.push_back(make_int_array(functions_.op, array.values));
+    array_handles_.push_back(make_int_array(op_, array.values));
   }
 }
 
@@ -150,7 +150,7 @@ void AclnnCall::run(std::shared_ptr<AclnnCall> call, const c10::Device& device,
       executor.reset(made);
       if (status != 0) {
         throw_aclnn(
-            functions.op,
+            call->op_,
             (std::string(functions.function) + "GetWorkspaceSize").c_str(),
             status, call->describe());
       }
@@ -163,7 +163,8 @@ void AclnnCall::run(std::shared_ptr<AclnnCall> call, const c10::Device& device,
   // what it owns is shared and given back as soon as it has run. If it never
   // runs, its end destroys the handles and the executor.
   auto owned = std::make_shared<ExecutorHandle>(std::move(executor));
-  enqueue(functions.op, functions.function, device,
+  const char* op = call->op_;
+  enqueue(op, functions.function, device,
           [call = std::move(call), owned, memory, workspace_size, stream,
            first_use]() -> int {
             const AclnnFunctions& functions = call->functions_;
@@ -179,7 +180,7 @@ void AclnnCall::run(std::shared_ptr<AclnnCall> call, const c10::Device& device,
               }
             });
             if (status != 0) {
-              throw_aclnn(functions.op, functions.function, status,
+              throw_aclnn(call->op_, functions.function, status,
                           call->describe());
             }
             return status;

@@ -14,22 +14,23 @@ namespace pacache::npu {
 
 // The functions of one operator, looked up once per process.
 struct AclnnFunctions {
-  const char* op;        // our operator, for error texts
   const char* function;  // phase two's name, "aclnnScatterPaKvCache"
   void* phase_one = nullptr;
   void* phase_two = nullptr;
 
-  // RuntimeError when one is missing.
+  // RuntimeError, in the name of an operator of ours, when one is missing.
   static AclnnFunctions look_up(const char* op, const char* function,
                                 const char* phase_one_name, const char* since);
 };
 
 // One call: its arguments in the function's order, then run(). Arguments are
 // descriptions only; CANN's handles are made from them if phase one is needed.
-// Names must be literals.
+// Names must be literals, that of the operator of ours too, which is for error
+// texts.
 class AclnnCall {
  public:
-  explicit AclnnCall(const AclnnFunctions& functions) : functions_(functions) {}
+  AclnnCall(const char* op, const AclnnFunctions& functions)
+      : op_(op), functions_(functions) {}
 
   AclnnCall& tensor(const char* name, TensorDescriptor descriptor);
   AclnnCall& text(const char* name, const char* value);  // a literal or null
@@ -79,6 +80,7 @@ class AclnnCall {
   void make_handles();
   void release();
 
+  const char* op_;
   const AclnnFunctions& functions_;
   c10::SmallVector<NamedDescriptor, 8> tensors_;
   c10::SmallVector<NamedText, 2> texts_;

@@ -70,7 +70,7 @@ void ThreadState::release() {
   for (auto& [device, context] : contexts) {
     const c10::DeviceGuard guard(npu(device));
     if (context != nullptr) {
-      atb_functions().destroy_context(context);
+      atb_functions(kOp).destroy_context(context);
       context = nullptr;
     }
   }
@@ -112,13 +112,13 @@ ThreadState& my_state() {
 
 }  // namespace
 
-const AtbFunctions& atb_functions() {
+const AtbFunctions& atb_functions(const char* op) {
   static const AtbFunctions found = {
-      require_atb<AtbPhaseOne>(kOp, kPhaseOne, kSince),
-      require_atb<AtbPhaseTwo>(kOp, kPhaseTwo, kSince),
-      require_atb<int32_t (*)(atb::Context**)>(kOp, kCreateContext, kSince),
-      require_atb<int32_t (*)(atb::Context*)>(kOp, kDestroyContext, kSince),
-      require_atb<int32_t (*)(atb::Operation*)>(kOp, kDestroyOperation, kSince),
+      require_atb<AtbPhaseOne>(op, kPhaseOne, kSince),
+      require_atb<AtbPhaseTwo>(op, kPhaseTwo, kSince),
+      require_atb<int32_t (*)(atb::Context**)>(op, kCreateContext, kSince),
+      require_atb<int32_t (*)(atb::Context*)>(op, kDestroyContext, kSince),
+      require_atb<int32_t (*)(atb::Operation*)>(op, kDestroyOperation, kSince),
   };
   return found;
 }
@@ -136,13 +136,13 @@ bool atb_available() {
   return available;
 }
 
-atb::Context* atb_context(int device) {
+atb::Context* atb_context(const char* op, int device) {
   atb::Context*& context = my_state().contexts[device];
   if (context == nullptr) {
-    const int32_t status = atb_functions().create_context(&context);
+    const int32_t status = atb_functions(op).create_context(&context);
     if (status != 0 || context == nullptr) {
       context = nullptr;
-      throw_atb(kOp, "atb::CreateContext", status,
+      throw_atb(op, "atb::CreateContext", status,
                 "device " + std::to_string(device));
     }
   }
@@ -155,7 +155,7 @@ atb::Operation** atb_operation(int device, int8_t kv_cache_cfg, bool cumsum) {
 
 void drop_operation(atb::Operation** operation) {
   if (*operation != nullptr) {
-    atb_functions().destroy_operation(*operation);
+    atb_functions(kOp).destroy_operation(*operation);
     *operation = nullptr;
   }
 }

@@ -39,8 +39,8 @@ using AtbPhaseTwo = int32_t (*)(void* workspace, uint64_t workspace_size,
                                 atb::Operation* operation,
                                 atb::Context* context);
 
-// The functions of libatb that are needed, looked up once. RuntimeError when
-// one is missing.
+// The functions of libatb that are needed, looked up once. RuntimeError, in the
+// name of an operator of ours, when one is missing.
 struct AtbFunctions {
   AtbPhaseOne phase_one;
   AtbPhaseTwo phase_two;
@@ -48,7 +48,7 @@ struct AtbFunctions {
   int32_t (*destroy_context)(atb::Context*);
   int32_t (*destroy_operation)(atb::Operation*);
 };
-const AtbFunctions& atb_functions();
+const AtbFunctions& atb_functions(const char* op);
 
 // Is libatb there with what is needed?
 bool atb_available();
@@ -56,7 +56,7 @@ bool atb_available();
 // The calling thread's context for a device, made at the first use and
 // destroyed when the thread ends; the device must be the current one.
 // RuntimeError when ATB gives none.
-atb::Context* atb_context(int device);
+atb::Context* atb_context(const char* op, int device);
 
 // The calling thread's operation for a device and these flags, null at first
 // and after a failure; the caller hands the address to phase one.

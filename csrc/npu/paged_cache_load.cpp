@@ -61,6 +61,7 @@ at::Tensor zero_starts(int64_t batch, const at::Device& device) {
 
 // One ATB call as it travels to the queue's thread.
 struct AtbCall {
+  const char* op = kOp;  // of ours, for error texts
   std::array<TensorDescriptor, 7> tensors;
   int8_t kv_cache_cfg = 0;
   bool is_cumsum = false;
@@ -90,15 +91,16 @@ struct AtbCall {
 // remembers its tensors.
 void run_atb(const AtbCall& call) {
   const c10::DeviceGuard guard(call.device);
-  const AtbFunctions& atb = atb_functions();
-  atb::Context* context = atb_context(call.device.index());
+  const AtbFunctions& atb = atb_functions(call.op);
+  atb::Context* context = atb_context(call.op, call.device.index());
   int32_t status = context->SetExecuteStream(call.stream);
   if (status != 0) {
-    throw_atb(kOp, "atb::Context::SetExecuteStream", status, call.describe());
+    throw_atb(call.op, "atb::Context::SetExecuteStream", status,
+              call.describe());
   }
   std::array<TensorHandle, 7> handles;
   for (size_t i = 0; i < handles.size(); ++i) {
-    handles[i] = make_tensor(kOp, call.tensors[i]);
+    handles[i] = make_tensor(call.op, call.tensors[i]);
   }
   atb::Operation** operation =
       atb_operation(call.device.index(), call.kv_cache_cfg, call.is_cumsum);
@@ -109,7 +111,7 @@ void run_atb(const AtbCall& call) {
                          call.has_starts, &workspace_size, operation, context);
   if (status != 0) {
     drop_operation(operation);
-    throw_atb(kOp, "AtbPagedCacheLoadGetWorkspaceSize", status,
+    throw_atb(call.op, "AtbPagedCacheLoadGetWorkspaceSize", status,
               call.describe());
   }
   // Known only here. The operator as read asks for none.
@@ -121,17 +123,19 @@ void run_atb(const AtbCall& call) {
                          workspace_size, *operation, context);
   if (status != 0) {
     drop_operation(operation);
-    throw_atb(kOp, "AtbPagedCacheLoad", status, call.describe());
+    throw_atb(call.op, "AtbPagedCacheLoad", status, call.describe());
   }
 }
 
 void load_with_atb(const LoadArgs& args, DeviceTensors& tensors) {
-  atb_functions();  // a missing function is the caller's error, not the queue's
+  // A missing function is the caller's error, not the queue's.
+  atb_functions(args.names.op);
   if (!args.nz && !tensors.seq_starts.defined()) {
     // The C API refuses ND without them.
     tensors.seq_starts = zero_starts(args.batch, tensors.key.device());
   }
   auto call = std::make_shared<AtbCall>();
+  call->op = args.names.op;
   call->tensors = {TensorDescriptor(tensors.key_cache),
                    TensorDescriptor(tensors.value_cache),
                    TensorDescriptor(tensors.block_tables),
@@ -150,7 +154,7 @@ void load_with_atb(const LoadArgs& args, DeviceTensors& tensors) {
   call->has_starts = tensors.seq_starts.defined();
   call->device = tensors.key.device();
   call->stream = current_stream(call->device);
-  enqueue(kOp, "AtbPagedCacheLoad", call->device, [call]() -> int {
+  enqueue(call->op, "AtbPagedCacheLoad", call->device, [call]() -> int {
     run_atb(*call);
     return 0;
   });
@@ -165,15 +169,16 @@ using SiblingPhaseOne = int (*)(const aclTensor* key_cache,
                                 uint64_t* workspace_size,
                                 aclOpExecutor** executor);
 
-const AclnnFunctions& sibling_functions() {
+const AclnnFunctions& sibling_functions(const char* op) {
   static const AclnnFunctions found =
-      AclnnFunctions::look_up(kOp, kSibling, kSiblingPhaseOne, "8.5.0");
+      AclnnFunctions::look_up(op, kSibling, kSiblingPhaseOne, "8.5.0");
   return found;
 }
 
 void load_with_sibling(const LoadArgs& args, const DeviceTensors& tensors) {
   const char* cache_mode = args.nz ? "PA_NZ" : "Norm";
-  auto call = std::make_shared<AclnnCall>(sibling_functions());
+  auto call = std::make_shared<AclnnCall>(args.names.op,
+                                          sibling_functions(args.names.op));
   call->tensor("key_cache", TensorDescriptor(tensors.key_cache))
       .tensor("value_cache", TensorDescriptor(tensors.value_cache))
       .tensor("block_tables", TensorDescriptor(tensors.block_tables))
@@ -183,8 +188,8 @@ void load_with_sibling(const LoadArgs& args, const DeviceTensors& tensors) {
       .tensor("seq_starts", TensorDescriptor(tensors.seq_starts))
       .text("cache_mode", cache_mode)
       .number("is_seq_lens_cumsum", args.is_cumsum ? 1 : 0);
-  const auto phase_one =
-      reinterpret_cast<SiblingPhaseOne>(sibling_functions().phase_one);
+  const auto phase_one = reinterpret_cast<SiblingPhaseOne>(
+      sibling_functions(args.names.op).phase_one);
   AclnnCall::run(
       std::move(call), tensors.key.device(),
       [&](const AclnnCall& c, uint64_t* size, aclOpExecutor** executor) {
@@ -313,14 +318,14 @@ LoadBackend load_backend() {
 void warm_up_load(const c10::Device& device) {
   require_not_forked("warmup");
   if (load_backend() == LoadBackend::kSibling) {
-    sibling_functions();
+    sibling_functions(kOp);
     return;
   }
-  atb_functions();
+  atb_functions(kOp);
   // The context must be made by the thread that will use it.
   enqueue(kOp, "PacacheWarmup", device, [device]() -> int {
     const c10::DeviceGuard guard(device);
-    atb_context(device.index());
+    atb_context(kOp, device.index());
     return 0;
   });
   zero_starts(1, device);

@@ -36,9 +36,9 @@ using PhaseOne = int (*)(const aclTensor* key, aclTensor* key_cache,
                          const aclIntArray* offsets, uint64_t* workspace_size,
                          aclOpExecutor** executor);
 
-const AclnnFunctions& functions() {
+const AclnnFunctions& functions(const char* op) {
   static const AclnnFunctions found = AclnnFunctions::look_up(
-      kOp, "aclnnScatterPaKvCache", "aclnnScatterPaKvCacheGetWorkspaceSize",
+      op, "aclnnScatterPaKvCache", "aclnnScatterPaKvCacheGetWorkspaceSize",
       "8.3.RC1");
   return found;
 }
@@ -240,7 +240,8 @@ void launch(const ScatterArgs& args, const Sources& sources,
     return TensorDescriptor(nz ? as_4d_nz(cache) : cache);
   };
 
-  auto call = std::make_shared<AclnnCall>(functions());
+  auto call =
+      std::make_shared<AclnnCall>(args.names.op, functions(args.names.op));
   call->tensor("key", describe_source(sources.key, sources.nct))
       .tensor("key_cache", describe_cache(key_cache))
       .tensor("slot_mapping", TensorDescriptor(indices.slot_mapping));
@@ -260,7 +261,8 @@ void launch(const ScatterArgs& args, const Sources& sources,
       .ints("strides", strides)
       .ints("offsets", offsets);
 
-  const auto phase_one = reinterpret_cast<PhaseOne>(functions().phase_one);
+  const auto phase_one =
+      reinterpret_cast<PhaseOne>(functions(args.names.op).phase_one);
   AclnnCall::run(
       std::move(call), key_cache.device(),
       [&](const AclnnCall& c, uint64_t* size, aclOpExecutor** executor) {
@@ -376,7 +378,7 @@ void scatter_pa_kv_cache_packed(const at::Tensor& key, const at::Tensor& value,
 
 }  // namespace
 
-void warm_up_scatter() { functions(); }
+void warm_up_scatter() { functions(kOp); }
 
 TORCH_LIBRARY_IMPL(pacache, PrivateUse1, m) {
   m.impl("scatter_pa_kv_cache", TORCH_FN(scatter_pa_kv_cache));
