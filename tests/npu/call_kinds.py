@@ -160,8 +160,31 @@ def load_converted(m: Maker) -> Call:
     return _load(m, tables, _ints(27, 9, 4, 9, dtype=torch.int64)[::2])
 
 
+def packed(m: Maker) -> Call:
+    """Keys and values in one tensor."""
+    positional = {
+        "key": m.noise(5, 2, 32),
+        "value": m.noise(5, 2, 32),
+        "kv_cache": m.noise(2, m.blocks, 16, 2, 32),
+        "slot_mapping": m.slots(5),
+    }
+    return Call(f"{SCATTER}_packed", positional, {"kv_layout": "2BNHD"}, ("kv_cache",))
+
+
+def load_packed(m: Maker) -> Call:
+    """Out of one tensor."""
+    positional = {
+        "kv_cache": m.noise(2, m.blocks, 16, 2, 32),
+        "block_tables": _ints(2, 1, 0, 3).view(2, 2),
+        "context_lens": _ints(27, 4),
+        "key": m.noise(m.size + 50, 2, 32),
+        "value": m.noise(m.size + 50, 2, 32),
+    }
+    return Call(f"{LOAD}_packed", positional, {"kv_layout": "2BNHD"}, ("key", "value"))
+
+
 KINDS: dict[str, Callable[[Maker], Call]] = {
     kind.__name__: kind
     for kind in (norm, key_only, nct, copied, nz, nhsd, alibi, omni, rope,
-                 load, load_starts, load_cumsum, load_nz, load_converted)
+                 load, load_starts, load_cumsum, load_nz, load_converted, packed, load_packed)
 }  # fmt: skip

@@ -231,8 +231,8 @@ def inject(name: str, kinds: tuple[str, ...], every_code: tuple[str, ...]) -> No
         record("faults", name, head, [[name, *(f"{count:,}" for count in counts)]])
 
 
-SCATTERS = ("norm", "key_only", "nct", "copied", "nz", "nhsd", "alibi", "omni", "rope")
-LOADS = ("load", "load_starts", "load_cumsum", "load_nz", "load_converted")
+SCATTERS = ("norm", "key_only", "nct", "copied", "nz", "nhsd", "alibi", "omni", "rope", "packed")
+LOADS = ("load", "load_starts", "load_cumsum", "load_nz", "load_converted", "load_packed")
 AT_ONCE = {"TASK_QUEUE_ENABLE": "0"}
 
 
