@@ -43,7 +43,7 @@ COLUMNS = (
     *("step", "prefill", "decode", "fork", "copy on write", "take back", "full", "preempt", "resume", "load"),
     "bad call",
 )
-LIVES, STEPS = short_or_long((25, 40), (1000, 60))
+LIVES, STEPS = short_or_long((25, 40), (200, 60))
 
 steps = Counter[str]()  # what was done by all machines of this process
 totals: dict[str, Counter[str]] = {}  # the same by place, for the page
