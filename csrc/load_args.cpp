@@ -72,24 +72,23 @@ LoadPlane make_plane(const at::Tensor& cache, const at::Tensor& out,
   LoadPlane plane;
   plane.src = static_cast<const char*>(cache.const_data_ptr());
   plane.dst = static_cast<char*>(out.mutable_data_ptr());
-  plane.src_block_stride = cache.stride(0) * itemsize;
-  plane.src_token_stride = cache.stride(dims.position) * itemsize;
-  plane.dst_token_stride = out.stride(0) * itemsize;
+  plane.src_block_stride = byte_stride(cache, 0);
+  plane.src_token_stride = byte_stride(cache, dims.position);
+  plane.dst_token_stride = byte_stride(out, 0);
   if (dims.unit < 0) {
     plane.num_heads = cache.size(dims.head);
     plane.head_bytes = cache.size(-1) * itemsize;
     plane.unit_bytes = plane.head_bytes;
-    plane.src_head_stride = cache.stride(dims.head) * itemsize;
-    plane.dst_head_stride = out.stride(1) * itemsize;
+    plane.src_head_stride = byte_stride(cache, dims.head);
+    plane.dst_head_stride = byte_stride(out, 1);
   } else {
     // Output rows are dense, so the cache alone says what a head is; in the
     // 4-D form all units of a row are one run.
     plane.num_heads = dims.head < 0 ? 1 : cache.size(dims.head);
     plane.head_bytes = cache.size(dims.unit) * 32;
     plane.unit_bytes = 32;
-    plane.src_head_stride =
-        dims.head < 0 ? 0 : cache.stride(dims.head) * itemsize;
-    plane.src_unit_stride = cache.stride(dims.unit) * itemsize;
+    plane.src_head_stride = dims.head < 0 ? 0 : byte_stride(cache, dims.head);
+    plane.src_unit_stride = byte_stride(cache, dims.unit);
     plane.dst_head_stride = plane.head_bytes;
   }
   return plane;
@@ -99,7 +98,6 @@ LoadPlane make_plane(const at::Tensor& cache, const at::Tensor& out,
 LoadPlane packed_plane(const at::Tensor& out, const PackedCache& cache,
                        int64_t start) {
   const int64_t itemsize = out.element_size();
-  const HalfDims strides = cache.half_strides();
   LoadPlane plane;
   plane.src = static_cast<const char*>(cache.tensor->const_data_ptr()) +
               start * itemsize;
@@ -107,11 +105,11 @@ LoadPlane packed_plane(const at::Tensor& out, const PackedCache& cache,
   plane.num_heads = out.size(1);
   plane.head_bytes = out.size(2) * itemsize;
   plane.unit_bytes = plane.head_bytes;
-  plane.src_block_stride = strides[0] * itemsize;
-  plane.src_token_stride = strides[1] * itemsize;
-  plane.src_head_stride = strides[2] * itemsize;
-  plane.dst_token_stride = out.stride(0) * itemsize;
-  plane.dst_head_stride = out.stride(1) * itemsize;
+  plane.src_block_stride = cache.byte_stride(0);
+  plane.src_token_stride = cache.byte_stride(1);
+  plane.src_head_stride = cache.byte_stride(2);
+  plane.dst_token_stride = byte_stride(out, 0);
+  plane.dst_head_stride = byte_stride(out, 1);
   return plane;
 }
 

@@ -100,10 +100,10 @@ Region region_of(NamedTensor t, at::IntArrayRef sizes, at::IntArrayRef strides,
   // Innermost first, so that dense inner dimensions fold into the run.
   for (size_t dim = sizes.size(); dim-- > 0;) {
     const int64_t count = sizes[dim];
-    const int64_t step = strides[dim] * itemsize;
-    if (count == 1 || step == 0) {
+    if (count == 1 || strides[dim] == 0) {
       continue;
     }
+    const int64_t step = strides[dim] * itemsize;
     if (region.dims.empty() && step == region.run) {
       region.run *= count;
     } else {

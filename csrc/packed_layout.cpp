@@ -68,6 +68,9 @@ PackedCache check_packed_cache(const char* op, const PackedLayout& layout,
   }
   TORCH_CHECK_VALUE(packed.block_size() >= 1, op, ": ", cache.name,
                     " must have a block_size of at least 1, got ", t.sizes());
+  if (t.numel() == 0) {
+    packed.value_start = 0;  // no value lies behind a null pointer
+  }
   return packed;
 }
 

@@ -50,6 +50,13 @@ struct PackedCache {
             tensor->stride(layout->head), tensor->stride(-1)};
   }
 
+  // Bytes of half_strides()[dim], as byte_stride of a tensor.
+  int64_t byte_stride(size_t dim) const {
+    return tensor->numel() > 0 && half_sizes(1)[dim] > 1
+               ? half_strides()[dim] * tensor->element_size()
+               : 0;
+  }
+
   at::Tensor key_cache() const { return half(0, key_size); }
   at::Tensor value_cache() const { return half(value_start, value_size); }
 

@@ -306,8 +306,8 @@ CacheDims check_cache(ScatterKind kind, NamedTensor source, NamedTensor cache) {
   return dims;
 }
 
-ScatterPlane make_plane(const at::Tensor& source, const at::Tensor& cache,
-                        CacheDims dims) {
+ScatterPlane make_plane(ScatterKind kind, const at::Tensor& source,
+                        const at::Tensor& cache, CacheDims dims) {
   const int64_t itemsize = source.element_size();
   const int64_t rank = source.dim();
   ScatterPlane plane;
@@ -316,21 +316,23 @@ ScatterPlane make_plane(const at::Tensor& source, const at::Tensor& cache,
   plane.dtype = source.scalar_type();
   plane.head_size = source.size(-1);
   plane.head_bytes = plane.head_size * itemsize;
-  plane.src_batch_stride = rank == 4 ? source.stride(0) * itemsize : 0;
-  plane.src_token_stride = source.stride(rank - 3) * itemsize;
-  plane.src_head_stride = source.stride(rank - 2) * itemsize;
-  plane.dst_block_stride = cache.stride(0) * itemsize;
-  plane.dst_token_stride = cache.stride(dims.position) * itemsize;
+  if (kind != ScatterKind::kNct) {  // whose strides are not the tensor's
+    plane.src_batch_stride = rank == 4 ? byte_stride(source, 0) : 0;
+    plane.src_token_stride = byte_stride(source, rank - 3);
+    plane.src_head_stride = byte_stride(source, rank - 2);
+  }
+  plane.dst_block_stride = byte_stride(cache, 0);
+  plane.dst_token_stride = byte_stride(cache, dims.position);
   if (dims.unit < 0) {
     plane.unit_bytes = plane.head_bytes;
-    plane.dst_head_stride = cache.stride(dims.head) * itemsize;
+    plane.dst_head_stride = byte_stride(cache, dims.head);
   } else {
     plane.unit_bytes = 32;
-    plane.dst_unit_stride = cache.stride(dims.unit) * itemsize;
+    plane.dst_unit_stride = byte_stride(cache, dims.unit);
     // In the 4-D form heads follow one another in the unit dimension.
     plane.dst_head_stride = dims.head < 0
                                 ? plane.head_bytes / 32 * plane.dst_unit_stride
-                                : cache.stride(dims.head) * itemsize;
+                                : byte_stride(cache, dims.head);
   }
   return plane;
 }
@@ -339,7 +341,6 @@ ScatterPlane make_plane(const at::Tensor& source, const at::Tensor& cache,
 ScatterPlane packed_plane(const at::Tensor& source, const PackedCache& cache,
                           int64_t start) {
   const int64_t itemsize = source.element_size();
-  const HalfDims strides = cache.half_strides();
   ScatterPlane plane;
   plane.src = static_cast<const char*>(source.const_data_ptr());
   plane.dst =
@@ -348,11 +349,11 @@ ScatterPlane packed_plane(const at::Tensor& source, const PackedCache& cache,
   plane.head_size = source.size(2);
   plane.head_bytes = plane.head_size * itemsize;
   plane.unit_bytes = plane.head_bytes;
-  plane.src_token_stride = source.stride(0) * itemsize;
-  plane.src_head_stride = source.stride(1) * itemsize;
-  plane.dst_block_stride = strides[0] * itemsize;
-  plane.dst_token_stride = strides[1] * itemsize;
-  plane.dst_head_stride = strides[2] * itemsize;
+  plane.src_token_stride = byte_stride(source, 0);
+  plane.src_head_stride = byte_stride(source, 1);
+  plane.dst_block_stride = cache.byte_stride(0);
+  plane.dst_token_stride = cache.byte_stride(1);
+  plane.dst_head_stride = cache.byte_stride(2);
   return plane;
 }
 
@@ -473,9 +474,9 @@ ScatterArgs check_scatter_args(const ScatterInputs& in) {
   }
 
   args.has_value = value != nullptr;
-  args.key = make_plane(in.key, in.key_cache, key_dims);
+  args.key = make_plane(args.kind, in.key, in.key_cache, key_dims);
   if (args.has_value) {
-    args.value = make_plane(*value, *value_cache, value_dims);
+    args.value = make_plane(args.kind, *value, *value_cache, value_dims);
   }
   c10::SmallVector<Region, 6> inputs;
   if (nct) {

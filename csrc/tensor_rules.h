@@ -39,6 +39,14 @@ std::string dtype_name(at::ScalarType dtype);
 // Elements in one 32-byte unit of the NZ layout.
 inline int64_t nz_unit(const at::Tensor& t) { return 32 / t.element_size(); }
 
+// Bytes from one element of a dimension to the next; 0 where there is no next:
+// the stride may be any number then, and its bytes more than an int64 holds.
+// Of a tensor that has been found to lie within its storage.
+inline int64_t byte_stride(const at::Tensor& t, int64_t dim) {
+  return t.size(dim) > 1 && t.numel() > 0 ? t.stride(dim) * t.element_size()
+                                          : 0;
+}
+
 // All strided, on the first tensor's device, none asking for a gradient.
 void check_tensors(const char* op, std::initializer_list<NamedTensor> tensors);
 

@@ -32,6 +32,9 @@ RowShape row_shape(const LoadPlane& plane) {
 // `count` rows that lie in one block, from position on.
 void load_run(const LoadPlane& plane, const RowShape& shape, int64_t row,
               int64_t block, int64_t position, int64_t count, bool stream) {
+  if (shape.is_empty()) {
+    return;
+  }
   gather_run(copy_kernels(), plane.dst + row * plane.dst_token_stride,
              plane.src + block * plane.src_block_stride +
                  position * plane.src_token_stride,

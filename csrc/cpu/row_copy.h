@@ -52,6 +52,10 @@ struct RowShape {
     return row;
   }
 
+  // Nothing moves. Such planes may have null pointers, from which no address
+  // is formed.
+  bool is_empty() const { return heads * units * unit_bytes == 0; }
+
   // A row is one run, and neighbouring tokens are neighbours on both sides.
   bool is_dense() const {
     return heads == 1 && units == 1 && dense_token_stride == unit_bytes &&

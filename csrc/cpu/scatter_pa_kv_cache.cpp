@@ -139,13 +139,16 @@ void scatter_range(const ScatterArgs& args, const RowShape& key_row,
     while (count < most && slots[(i + count) * slot_stride] == slot + count) {
       ++count;
     }
-    scatter_run(kernels, slot_address(args.key, slot, args.block_size),
-                args.key.src + i * args.key.src_token_stride, count, key_row,
-                stream);
+    const auto scatter_plane = [&](const ScatterPlane& plane,
+                                   const RowShape& row) {
+      if (!row.is_empty()) {
+        scatter_run(kernels, slot_address(plane, slot, args.block_size),
+                    plane.src + i * plane.src_token_stride, count, row, stream);
+      }
+    };
+    scatter_plane(args.key, key_row);
     if (args.has_value) {
-      scatter_run(kernels, slot_address(args.value, slot, args.block_size),
-                  args.value.src + i * args.value.src_token_stride, count,
-                  value_row, stream);
+      scatter_plane(args.value, value_row);
     }
     i += count;
   }
@@ -227,12 +230,14 @@ void scatter_heads(const ScatterArgs& args) {
     }
   }
   const int64_t num_tasks = args.batch * args.num_heads;
-  if (num_tasks == 0) {
+  if (num_tasks == 0 || args.num_tokens == 0) {
     return;
   }
   const int64_t head_bytes = args.key.head_bytes + args.value.head_bytes;
+  // No more tokens than make a grain: an expanded key may have any number.
   const int64_t task_bytes =
-      std::max<int64_t>(1, args.num_tokens / args.batch) * head_bytes;
+      std::clamp<int64_t>(args.num_tokens / args.batch, 1, kGrainBytes) *
+      head_bytes;
   parallel_by_bytes(num_tasks, task_bytes, [&](int64_t begin, int64_t end) {
     std::vector<float> sum;
     for (int64_t task = begin; task < end; ++task) {
@@ -243,6 +248,9 @@ void scatter_heads(const ScatterArgs& args) {
       const int64_t b = task / args.num_heads;
       const int64_t h = task % args.num_heads;
       for (const ScatterPlane* plane : {&args.key, &args.value}) {
+        if (plane->head_bytes == 0) {
+          continue;
+        }
         scatter_head(args, *plane,
                      plane->src + b * plane->src_batch_stride +
                          first_token[b] * plane->src_token_stride +

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -98,8 +99,13 @@ PACACHE_AVX2 void add_tokens_avx2(float* sum, const char* tokens,
                                         count, channels - whole * kStep);
 }
 
-const bool has_avx2 =
-    __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+// Not every compiler's __builtin_cpu_supports knows f16c.
+bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
+const bool has_avx2 = __builtin_cpu_supports("avx2") && has_f16c();
 
 template <typename Channels>
 AddTokens select() {
