@@ -1,4 +1,4 @@
-# make demo · make test · make soak · make bench · make lint · make clean
+# make demo · make test · make soak · make bench · make sanitize · make fuzz · make coverage · make lint · make clean
 #
 # Each target does all of its own set-up. By default it makes .venv with pinned packages. To use an environment of
 # yours, `make test VENV=path/to/venv`; to use an interpreter as it is, `make test VENV= PYTHON=python`. A torch that is
@@ -28,7 +28,8 @@ STATE_VLLM := $(VENV_VLLM)/make
 INSTALL := -m pip --disable-pip-version-check install --quiet
 CLANG_FORMAT := $(PY) -c "import clang_format; clang_format.clang_format()"
 
-.PHONY: demo demo-npu test test-cpu test-npu test-vllm soak bench bench-npu bench-readme build build-npu build-vllm lint format clean
+.PHONY: demo demo-npu test test-cpu test-npu test-vllm soak bench bench-npu bench-readme sanitize fuzz coverage
+.PHONY: reliability build build-npu build-vllm lint format clean
 .DELETE_ON_ERROR:
 
 demo: build
@@ -71,6 +72,25 @@ bench-npu: build-npu
 # The README's tables and plots from what the two have measured last.
 bench-readme: build
 	$(PY) benchmarks/readme.py
+
+# The C++ under sanitizers, needs g++ only; SANITIZE_ARGS=--quick leaves out the NPU path and most of the tests.
+sanitize: build $(if $(filter --quick,$(SANITIZE_ARGS)),,build-npu)
+	$(PY) tests/sanitizers/run.py cpu threads $(SANITIZE_ARGS)
+ifeq ($(filter --quick,$(SANITIZE_ARGS)),)
+	$(PY_NPU) tests/sanitizers/run.py npu
+endif
+
+# Calls at random, for half an hour and some minutes: FUZZ_ARGS="--calls 20000 --minutes 30". Needs clang.
+fuzz: build
+	$(PY) tests/fuzz/run.py $(FUZZ_ARGS)
+
+# Lines of the CPU kernels and argument rules that tests and corpus run. Needs clang and llvm.
+coverage: build
+	$(PY) tests/fuzz/coverage.py
+
+# The tables of docs/reliability.md, from what the long runs have recorded last.
+reliability:
+	$(PY) tests/reliability.py
 
 lint: $(STATE)/linters build
 	$(PY) -m ruff check .

@@ -102,8 +102,9 @@ def scatter_pa_kv_cache(
         RuntimeError: an input requires grad while grad mode is on (the operator has no backward).
 
     Note:
-        Duplicate slots: the last token wins when the call runs on one thread, and always under
-        ``torch.use_deterministic_algorithms(True)``; otherwise it is unspecified which one does.
+        Duplicate slots: on the CPU the last token wins under ``torch.use_deterministic_algorithms(True)`` and when the
+        call runs on one thread; otherwise, and on the NPU, it is unspecified which one does. Everything else that is
+        left open stands in docs/reliability.md, "Determinism".
 
         Values of index tensors are checked on the CPU always, on the NPU with ``PACACHE_CHECK=1`` (it waits for the
         device). The device kernels of Rope and NHSD do not skip negative slots: do not pass any there (with
