@@ -114,6 +114,9 @@ RUNS = {
     # The names of torch_npu and vLLM.
     "8.5.0 A2, names": Run({"version": "8.5.0", "soc": "A2"}, files=NAMES, at_least=34),
     "9.1.0 A3 lazy, names": Run({"version": "9.1.0", "soc": "A3", "lazy": True}, files=NAMES, at_least=34),
+    "9.1.0 A3 lazy, transformers": Run(
+        {"version": "9.1.0", "soc": "A3", "lazy": True}, files=("test_device_transformers.py",), at_least=2
+    ),
     # torch_npu's graph backend is slow to load, and the same everywhere.
     "9.1.0 A3 lazy, npugraph_ex": Run(
         {"version": "9.1.0", "soc": "A3", "lazy": True}, files=("test_graph_backend.py",), at_least=1
