@@ -38,7 +38,7 @@ def run(commands: list[list[str]], environments: list[dict[str, str]]) -> list[s
         for command, environment in zip(commands, environments, strict=True)
     ]
     try:
-        printed = [process.communicate(timeout=240)[0] for process in started]
+        printed = [process.communicate(timeout=600)[0] for process in started]
     finally:
         for process in started:
             process.kill()
