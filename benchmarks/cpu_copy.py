@@ -30,6 +30,7 @@ import torch
 from harness import OURS, Check, Peer, Row, speed
 from torch import Tensor
 
+import pacache_torch
 from pacache_torch import layouts
 
 HEADS = 8
@@ -50,8 +51,8 @@ VLLM = "vLLM cpu_attn_reshape_and_cache"
 SWEEP = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
 QUICK_TOKENS = 4096  # --quick leaves rows with more tokens out
 
-scatter = torch.ops.pacache.scatter_pa_kv_cache
-load = torch.ops.pacache.paged_cache_load
+scatter = pacache_torch.scatter_pa_kv_cache
+load = pacache_torch.paged_cache_load
 
 
 @dataclass

@@ -130,8 +130,9 @@ struct Argument<at::OptionalIntArrayRef> {
 
 // Nobody stands between the program and the kernels.
 bool no_mode_is_active() {
-  return c10::impl::tls_local_dispatch_key_set().included_ ==
-             c10::default_included_set &&
+  // Inference mode takes keys away.
+  return c10::default_included_set.has_all(
+             c10::impl::tls_local_dispatch_key_set().included_) &&
          !at::impl::torch_function_mode_enabled();
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -75,12 +76,14 @@ def check_written(name: str, arguments: Arguments, expected: list[Tensor]) -> No
         assert torch.equal(arguments[written].as_subclass(Tensor), wanted)
 
 
+@pytest.mark.parametrize("guard", (contextlib.nullcontext, torch.no_grad, torch.inference_mode))
 @pytest.mark.parametrize("name", NAMES)
-def test_a_plain_call_is_made_directly(native: Any, name: str) -> None:
-    arguments = arguments_of(name)
-    expected = expected_of(name, arguments)
-    assert getattr(native, f"call_{name}")(*by_position(name, arguments)) is True
-    check_written(name, arguments, expected)
+def test_a_plain_call_is_made_directly(native: Any, name: str, guard: Callable[[], Any]) -> None:
+    with guard():
+        arguments = arguments_of(name)
+        expected = expected_of(name, arguments)
+        assert getattr(native, f"call_{name}")(*by_position(name, arguments)) is True
+        check_written(name, arguments, expected)
 
 
 class Named(Tensor):

@@ -10,7 +10,14 @@ const CopyKernels& select() {
   const char* variable = std::getenv("PACACHE_CPU_KERNELS");
   const std::string_view wanted = variable == nullptr ? "" : variable;
 #if defined(__x86_64__)
-  if (wanted != kPortableKernels.name && __builtin_cpu_supports("avx2")) {
+  if (wanted == kPortableKernels.name) {
+    return kPortableKernels;
+  }
+  if (wanted != kAvx2Kernels.name && __builtin_cpu_supports("avx512f") &&
+      __builtin_cpu_supports("avx512vl")) {
+    return kAvx512Kernels;
+  }
+  if (__builtin_cpu_supports("avx2")) {
     return kAvx2Kernels;
   }
 #endif

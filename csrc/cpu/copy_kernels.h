@@ -16,11 +16,6 @@ constexpr int64_t kNzUnit = 32;
 // enough for their rows to stay in the L1 cache.
 constexpr int64_t kTileTokens = 8;
 
-// Bytes written by a call from which on it stores past the cache. A plain
-// store to a line that is not cached reads the line first; a non-temporal one
-// does not, and pays when what is written would not stay in the cache anyway.
-constexpr int64_t kStreamBytes = int64_t{8} << 20;
-
 struct CopyKernels {
   const char* name;
 
@@ -47,14 +42,15 @@ struct CopyKernels {
                        bool stream);
 };
 
-// For this processor; PACACHE_CPU_KERNELS=portable|avx2 overrides the choice
-// where the processor has it.
+// For this processor; PACACHE_CPU_KERNELS=portable|avx2|avx512 overrides the
+// choice where the processor has it.
 const CopyKernels& copy_kernels();
 
 // Plain C++; also what other processors than x86-64 use.
 extern const CopyKernels kPortableKernels;
 #if defined(__x86_64__)
 extern const CopyKernels kAvx2Kernels;
+extern const CopyKernels kAvx512Kernels;
 #endif
 
 }  // namespace pacache::cpu

@@ -13,6 +13,7 @@
 #include <algorithm>
 
 #include "parallel.h"
+#include "past_cache.h"
 #include "register.h"
 #include "row_copy.h"
 
@@ -47,7 +48,9 @@ void load_rows(const LoadArgs& args, const RowStarts& rows) {
   const int64_t row_bytes = args.key.num_heads * args.key.head_bytes +
                             args.value.num_heads * args.value.head_bytes;
   const int64_t first_row = rows.front();
-  const bool stream = (rows.back() - first_row) * row_bytes >= kStreamBytes;
+  // What is read back goes on to be read.
+  const PastCache past_cache((rows.back() - first_row) * row_bytes,
+                             at::get_num_threads(), /*memory=*/0);
   parallel_by_bytes(
       rows.back() - first_row, row_bytes, [&](int64_t begin, int64_t end) {
         int64_t row = first_row + begin;
@@ -66,6 +69,7 @@ void load_rows(const LoadArgs& args, const RowStarts& rows) {
                 args.block_tables.at(b, column + j / args.block_size);
             const int64_t count =
                 std::min(args.block_size - position, sequence_end - row);
+            const bool stream = past_cache.run_of(count * row_bytes / 2);
             load_run(args.key, key_shape, row, block, position, count, stream);
             load_run(args.value, value_shape, row, block, position, count,
                      stream);
@@ -73,7 +77,7 @@ void load_rows(const LoadArgs& args, const RowStarts& rows) {
           }
           ++b;
         }
-        if (stream) {
+        if (past_cache.any()) {
           copy_kernels().fence();
         }
       });

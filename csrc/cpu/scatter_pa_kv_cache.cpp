@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "parallel.h"
+#include "past_cache.h"
 #include "register.h"
 #include "row_copy.h"
 #include "window_mean.h"
@@ -74,7 +75,7 @@ struct Placed {
 template <typename Index>
 void scatter_nz_range(const ScatterArgs& args, const RowShape& key_row,
                       const RowShape& value_row, int64_t begin, int64_t end,
-                      bool stream) {
+                      const PastCache& past_cache) {
   const auto* slots = static_cast<const Index*>(args.slot_mapping.data);
   const int64_t slot_stride = args.slot_mapping.stride_row;
   std::vector<Placed> placed;
@@ -108,7 +109,8 @@ void scatter_nz_range(const ScatterArgs& args, const RowShape& key_row,
         dense[t] = plane.src + tile[t].token * plane.src_token_stride;
       }
       scatter_tile(kernels, paged, dense, tokens, row,
-                   adjacent && row.paged_token_stride == kNzUnit, stream);
+                   adjacent && row.paged_token_stride == kNzUnit,
+                   past_cache.run_of(kLongRun));
     };
     scatter_plane(args.key, key_row);
     if (args.has_value) {
@@ -123,7 +125,7 @@ void scatter_nz_range(const ScatterArgs& args, const RowShape& key_row,
 template <typename Index>
 void scatter_range(const ScatterArgs& args, const RowShape& key_row,
                    const RowShape& value_row, int64_t begin, int64_t end,
-                   bool stream) {
+                   const PastCache& past_cache) {
   const auto* slots = static_cast<const Index*>(args.slot_mapping.data);
   const int64_t slot_stride = args.slot_mapping.stride_row;
   const CopyKernels& kernels = copy_kernels();
@@ -142,6 +144,8 @@ void scatter_range(const ScatterArgs& args, const RowShape& key_row,
     const auto scatter_plane = [&](const ScatterPlane& plane,
                                    const RowShape& row) {
       if (!row.is_empty()) {
+        const bool stream =
+            past_cache.run_of(count * args.num_heads * plane.head_bytes);
         scatter_run(kernels, slot_address(plane, slot, args.block_size),
                     plane.src + i * plane.src_token_stride, count, row, stream);
       }
@@ -160,20 +164,25 @@ void scatter_tokens(const ScatterArgs& args) {
       args.num_heads * (args.key.head_bytes + args.value.head_bytes);
   const RowShape key_row = row_shape(args.key, args.num_heads);
   const RowShape value_row = row_shape(args.value, args.num_heads);
-  const bool stream = args.num_tokens * token_bytes >= kStreamBytes;
+  const PastCache past_cache(
+      args.num_tokens * token_bytes, at::get_num_threads(),
+      std::max<int64_t>(0, args.num_blocks - 1) *
+          (args.key.dst_block_stride + args.value.dst_block_stride));
   // Tiles serve both planes, so both must be made of units.
   const bool nz = key_row.is_nz() && (!args.has_value || value_row.is_nz());
-  parallel_by_bytes(
-      args.num_tokens, token_bytes, [&](int64_t begin, int64_t end) {
-        if (nz) {
-          scatter_nz_range<Index>(args, key_row, value_row, begin, end, stream);
-        } else {
-          scatter_range<Index>(args, key_row, value_row, begin, end, stream);
-        }
-        if (stream) {
-          copy_kernels().fence();
-        }
-      });
+  parallel_by_bytes(args.num_tokens, token_bytes,
+                    [&](int64_t begin, int64_t end) {
+                      if (nz) {
+                        scatter_nz_range<Index>(args, key_row, value_row, begin,
+                                                end, past_cache);
+                      } else {
+                        scatter_range<Index>(args, key_row, value_row, begin,
+                                             end, past_cache);
+                      }
+                      if (past_cache.any()) {
+                        copy_kernels().fence();
+                      }
+                    });
 }
 
 // Rows of one head: source tokens first.. to slots slot.., count of them. The
