@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# Before any file imports torch, which reads it once: Inductor's disk cache replays code for an old schema, or for caches
-# that lay otherwise.
+# Before any file imports torch, which reads it once: Inductor's disk cache replays code for an old schema, or for
+# caches that lay otherwise.
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 
 # The gate gives the same verdict on the same tree: its examples are chosen by the test, not by the day. By hand they
