@@ -69,7 +69,7 @@ def in_turn(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
 
 def ours(key: torch.Tensor, value: torch.Tensor, cache: Sequence[torch.Tensor], slot: torch.Tensor) -> Any:
     """Our scatter, bound."""
-    return functools.partial(torch.ops.pacache.scatter_pa_kv_cache, key, value, *cache, slot)
+    return functools.partial(pacache_torch.scatter_pa_kv_cache, key, value, *cache, slot)
 
 
 def theirs(key: torch.Tensor, value: torch.Tensor, cache: Sequence[torch.Tensor], slot: torch.Tensor) -> Any:
@@ -125,7 +125,7 @@ def load() -> Calls:
     starts = on_device(torch.zeros(2, dtype=torch.int32))
     key, value = rows(sum(lengths))
     return {
-        OURS: functools.partial(torch.ops.pacache.paged_cache_load, *cache, tables, lens, key, value),
+        OURS: functools.partial(pacache_torch.paged_cache_load, *cache, tables, lens, key, value),
         "torch_npu.atb": functools.partial(
             torch.ops.atb.npu_paged_cache_load.out, *cache, tables, lens, seq_starts=starts, key=key, value=value
         ),
