@@ -7,9 +7,9 @@ namespace pacache::cpu {
 namespace {
 
 const CopyKernels& select() {
+#if defined(__x86_64__)
   const char* variable = std::getenv("PACACHE_CPU_KERNELS");
   const std::string_view wanted = variable == nullptr ? "" : variable;
-#if defined(__x86_64__)
   if (wanted == kPortableKernels.name) {
     return kPortableKernels;
   }
