@@ -54,6 +54,8 @@ soak: build build-npu
 	    tests/test_memory_use.py $(TEST_ARGS)
 	cd tests/npu && PACACHE_SOAK=1 $(PY_NPU) -m pytest test_faults.py test_failures.py test_many_threads.py test_runtime.py \
 	    test_device_suite.py -k 'faults or queued or gone or threads or memory or lives' $(TEST_ARGS)
+	$(PY) tests/import_matrix.py
+	cd tests/npu && $(PY_NPU) ../import_matrix.py
 	$(PY) tests/reliability.py
 
 # The demo on npu:0 of the simulated CANN.

@@ -9,10 +9,22 @@ import os
 import sys
 from pathlib import Path
 
-import setuptools
+PYTHON_NEEDED = (3, 10)
+SETUPTOOLS_NEEDED = 77  # the first that reads the licence expression in pyproject.toml
+
+if sys.version_info < PYTHON_NEEDED:
+    sys.exit(
+        f"pacache_torch needs Python >= 3.{PYTHON_NEEDED[1]}, this is Python {sys.version.split()[0]}: use a newer one"
+    )
+try:
+    import setuptools
+except ImportError as error:
+    sys.exit(
+        f"pacache_torch needs setuptools >= {SETUPTOOLS_NEEDED} to build, and it cannot be imported ({error}): "
+        "pip install -U setuptools"
+    )
 
 ROOT = Path(__file__).resolve().parent
-SETUPTOOLS_NEEDED = 77  # the first that reads the licence expression in pyproject.toml
 
 if int(setuptools.__version__.split(".")[0]) < SETUPTOOLS_NEEDED:
     sys.exit(

@@ -93,11 +93,19 @@ def _built_with() -> dict[str, str]:
     return dict(json.loads(record.read_text())) if record.is_file() else {}
 
 
+def _not_found(name: str) -> str:
+    """The cause where Python finds no library of its own: none was built, or one for another Python."""
+    if any(Path(__file__).parent.glob(f"{name}.*.so")):
+        built, running = _built_with().get("python", "another version"), sys.version.split()[0]
+        return f"pacache_torch was built for Python {built} and is running with Python {running}; {_REBUILD}"
+    return f"pacache_torch.{name} was not built; {_REBUILD}"
+
+
 def _load(name: str, unmet: str | None = None) -> ExtensionStatus:
     """Load one library; ``unmet`` is a cause that is known already."""
     spec = importlib.util.find_spec(f"pacache_torch.{name}")
     if spec is None:
-        return ExtensionStatus(name, None, False, unmet or f"pacache_torch.{name} was not built; {_REBUILD}")
+        return ExtensionStatus(name, None, False, unmet or _not_found(name))
     cause = unmet or _mismatch(_built_with(), "torch", torch.__version__)
     if cause is None:
         try:
@@ -121,11 +129,15 @@ def _load_npu() -> ExtensionStatus:
     installed = torch_npu_installed()
     spec = importlib.util.find_spec("pacache_torch._C_npu")
     if not installed:
-        return _load("_C_npu", "torch_npu is not installed")
+        return _load("_C_npu", f"torch_npu is not installed; install torch_npu, then {_REBUILD}")
     if spec is None:
         return _load("_C_npu", f"pacache_torch was built without torch_npu; {_REBUILD}")
     if "torch_npu" not in sys.modules:
-        return _load("_C_npu", "torch_npu is installed and not imported (the first npu tensor loads the npu kernels)")
+        return _load(
+            "_C_npu",
+            "torch_npu is installed and not imported; import torch_npu first, which needs CANN "
+            "(the first npu tensor then loads the npu kernels)",
+        )
     if not _CPU.loaded:
         return _load("_C_npu", "pacache_torch._C, which holds the schemas, is not loaded")
     running = importlib.metadata.version("torch_npu")

@@ -217,6 +217,38 @@ def test_with_an_old_setuptools_one_sentence_says_what_to_do(tmp_path: Path) -> 
     assert "setuptools >= 77" in line and "59.6.0" in line and "pip install -U setuptools" in line
 
 
+def other_pythons() -> dict[str, Path]:
+    """Interpreters of other minor versions on this machine: those on PATH and pyenv's."""
+    found = {}
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    for minor in range(8, 20):
+        on_path = shutil.which(f"python3.{minor}")
+        candidates = [*pyenv.glob(f"versions/3.{minor}.*/bin/python"), *([Path(on_path)] if on_path else [])]
+        for python in candidates:
+            # A shim of pyenv's is on PATH also where its version is not chosen.
+            asked = run(python, "-c", "import sys; print(sys.version_info[1])", cwd=ROOT)
+            if asked.stdout == f"{minor}\n" and minor != sys.version_info.minor:
+                found[f"3.{minor}"] = python
+                break
+    return found
+
+
+def test_on_another_python_one_sentence_says_what_to_do() -> None:
+    """Also where it has no setuptools or is too old; with a torch of its own it would build."""
+    pythons = other_pythons()
+    if not pythons:
+        pytest.skip("not ours: there is no other Python on this machine")
+    for name, python in pythons.items():
+        ran = run(python, "setup.py", "--version", cwd=ROOT)
+        if ran.returncode == 0:
+            assert ran.stdout.splitlines()[-1] == pacache_torch.__version__
+        elif int(name.split(".")[1]) < 10:
+            assert the_sentence(ran).startswith(f"pacache_torch needs Python >= 3.10, this is Python {name}.")
+        else:
+            line = the_sentence(ran)
+            assert line.endswith((": pip install -U setuptools", "then: pip install --no-build-isolation .")), line
+
+
 def test_an_extension_that_does_not_build_is_never_left_out(tmp_path: Path) -> None:
     """A package without its kernels must not come of a failed build. [AutoGPTQ/AutoGPTQ#128]."""
     copy = copy_of_the_repository(tmp_path)

@@ -273,7 +273,7 @@ def test_afterwards_everything_is_as_before() -> None:
             assert inner is outer
         assert importlib.import_module("torch_npu.atb") is names.atb
         assert not _library.torch_npu_installed()
-        assert _library.status()[1].cause == "torch_npu is not installed"
+        assert str(_library.status()[1].cause).startswith("torch_npu is not installed")
         1 / 0  # noqa: B018
     assert {name for name in sys.modules if name.startswith("torch_npu")} == {
         name for name in before if name.startswith("torch_npu")
