@@ -28,7 +28,7 @@ STATE_VLLM := $(VENV_VLLM)/make
 INSTALL := -m pip --disable-pip-version-check install --quiet
 CLANG_FORMAT := $(PY) -c "import clang_format; clang_format.clang_format()"
 
-.PHONY: demo demo-npu test test-cpu test-npu test-vllm soak bench bench-npu bench-readme sanitize fuzz coverage
+.PHONY: demo demo-npu test test-cpu test-npu test-vllm soak bench bench-npu bench-readme sanitize fuzz coverage cross
 .PHONY: reliability build build-npu build-vllm lint format clean
 .DELETE_ON_ERROR:
 
@@ -89,6 +89,10 @@ fuzz: build
 # Lines of the CPU kernels and argument rules that tests and corpus run. Needs clang and llvm.
 coverage: build
 	$(PY) tests/fuzz/coverage.py
+
+# The CPU side built for aarch64, and its copy kernels run under qemu. Needs g++-aarch64-linux-gnu and qemu-user-static.
+cross: build
+	$(PY) tests/cross/run.py
 
 # The tables of docs/reliability.md, from what the long runs have recorded last.
 reliability:
