@@ -25,7 +25,14 @@ BUILD = ROOT / "build" / "native"
 # The drivers' own at::parallel_for stands before ATen's.
 SHARES = f"-I{ROOT / 'tests' / 'fuzz' / 'include'}"
 # From these many bytes on a call is split, and stores past the cache. A fuzzer's calls are far smaller.
-THRESHOLDS = {"kGrainBytes": 192, "kStreamBytes": 1024}
+THRESHOLDS = {
+    "kGrainBytes": 192,
+    "kNewThreadBytes": 192,
+    "kStreamLongRuns": 2048,
+    "kStreamShortRuns": 1024,
+    "kLongRun": 512,
+    "kColdMemory": 8192,
+}
 
 
 def need(program: str, package: str) -> str:

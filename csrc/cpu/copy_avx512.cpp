@@ -5,8 +5,10 @@
 
 #if defined(__x86_64__)
 
+#if !defined(__clang__)
 // gcc takes the undefined registers of its own header for a mistake.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 
 #include <immintrin.h>
 

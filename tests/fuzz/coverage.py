@@ -111,7 +111,7 @@ def main() -> None:
         env=os.environ | {"LLVM_PROFILE_FILE": f"{raw['tests']}/%2m-%p.profraw", "PYTHONPATH": str(OUT / "package")},
         check=True,
     )
-    for kernels in ("", "portable"):
+    for kernels in ("", "avx2", "portable"):
         subprocess.run(
             [str(calls), "-runs=0", str(CORPUS)],
             env=os.environ

@@ -30,7 +30,7 @@ from reliability import record  # noqa: E402
 
 OUT = native.ROOT / "build" / "fuzz"
 CORPUS = HERE / "corpus"
-KERNELS = ("", "portable")  # PACACHE_CPU_KERNELS: what the processor gets, and plain C++
+KERNELS = ("", "avx2", "portable")  # PACACHE_CPU_KERNELS: what the processor gets, and others that it has
 LONGEST = 400  # bytes of a call: the reader has no use for more
 
 
@@ -66,7 +66,7 @@ def from_python(count: int, seed: int) -> None:
         errors = ", ".join(f"{counted[name]} {name}" for name in sorted(counted) if name.endswith("Error"))
         rows.append(
             [
-                "portable copy kernels" if kernels else "copy kernels of the processor",
+                f"copy kernels: {kernels or 'of the processor'}",
                 f"{counted['calls']}",
                 f"{counted['refused']} ({errors})",
                 f"{seconds:.0f}",
