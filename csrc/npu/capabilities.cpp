@@ -364,6 +364,14 @@ void require_dense(const Product& product, const ScatterArgs& args,
   require_dense(product, args.names, scenario_text(args, mode_of(args)), t);
 }
 
+void require_both_or_none(const Product& product, const char* op, bool has_keys,
+                          bool has_values) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      has_keys == has_values, op, ": ", has_keys ? "value" : "key",
+      " must have elements as ", has_keys ? "key" : "value", " on ",
+      place(product), ", got a head_size of 0");
+}
+
 void require_dense(const Product& product, const LoadArgs& args,
                    NamedTensor t) {
   require_dense(product, args.names, layout_text(args), t);

@@ -53,6 +53,11 @@ void require_dense(const Product& product, const ScatterArgs& args,
                    NamedTensor t);
 void require_dense(const Product& product, const LoadArgs& args, NamedTensor t);
 
+// NotImplementedError, as above, when only one of key and value has elements:
+// an operator of CANN takes both or is not called at all.
+void require_both_or_none(const Product& product, const char* op, bool has_keys,
+                          bool has_values);
+
 // The versions at which the device code changed.
 // 14 arguments; alphas before it take 11 under the same name.
 extern const CannVersion kFourteenArguments;

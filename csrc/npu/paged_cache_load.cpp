@@ -236,10 +236,13 @@ void load(const LoadArgs& args, const LoadInputs& in) {
   if (check_values_enabled()) {
     check_values(args, in);
   }
+  const bool has_keys = key.numel() > 0;
+  const bool has_values = value.numel() > 0;
   if (args.num_rows == 0 || args.batch == 0 || args.num_columns == 0 ||
-      key.numel() == 0 || value.numel() == 0) {
+      (!has_keys && !has_values)) {
     return;  // ATB refuses empty tensors
   }
+  require_both_or_none(here, args.names.op, has_keys, has_values);
 
   const auto rows = [&](const at::Tensor& out) {
     return args.nz && out.dim() == 3 ? out.flatten(1, 2) : out;

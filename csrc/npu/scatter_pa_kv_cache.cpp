@@ -305,10 +305,16 @@ void scatter(const ScatterArgs& args, const ScatterInputs& in) {
   if (check_values_enabled()) {
     check_values(args, in);
   }
-  if (args.num_tokens == 0 || args.slot_mapping.size == 0 ||
-      args.key.head_bytes == 0) {
+  if (args.num_tokens == 0 || args.slot_mapping.size == 0) {
     return;
   }
+  const bool has_keys = args.key.head_bytes > 0;
+  const bool has_values = args.has_value && args.value.head_bytes > 0;
+  if (!has_keys && !has_values) {
+    return;
+  }
+  require_both_or_none(here, args.names.op, has_keys,
+                       has_values || !args.has_value);
 
   Sources sources;
   if (args.is_compressed()) {

@@ -285,6 +285,13 @@ def test_more_tokens_than_slots_in_the_cache(cann: Unguarded) -> None:
 # Key and value
 
 
+@pytest.mark.parametrize("empty", ("key", "value"))
+def test_only_one_of_key_and_value_has_elements(empty: str) -> None:
+    """The other one would be left unwritten without a word."""
+    call = norm(**{empty: noise(3, 2, 0), f"{empty}_cache": noise(5, 7, 2, 0)})
+    ours_refuses(call, NotImplementedError, f"{empty} must have elements as .* got a head_size of 0")
+
+
 def test_padding_tokens(cann: Unguarded) -> None:
     """torch_npu's own operator hands padded key and value on, and the device reads slots behind the last one."""
     call = norm(slot_mapping=torch.tensor([33, 4], dtype=torch.int32))
