@@ -305,11 +305,11 @@ def _installed_version(name: str) -> str | None:
 def _find_cann() -> str | None:
     folders = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     for name in _CANN_HOMES:
-        if home := os.environ.get(name):
+        if (home := os.environ.get(name, "")).startswith("/"):
             folders += [str(Path(home) / "lib64"), str(Path(home) / "runtime" / "lib64")]
     for folder in folders:
         if folder and (Path(folder) / _CANN_LIBRARY).exists():
-            return str(Path(folder) / _CANN_LIBRARY)
+            return os.path.realpath(Path(folder) / _CANN_LIBRARY)
     return None
 
 
@@ -322,7 +322,7 @@ def as_text(facts: dict[str, Any]) -> str:
         lines.append("")
     lines.append("extensions")
     for status in facts["extensions"]:
-        state = f"loaded from {status['path']}" if status["loaded"] else "not loaded"
+        state = f"loaded from {os.path.realpath(status['path'])}" if status["loaded"] else "not loaded"
         lines.append(f"  {status['name']}: {state}")
         if status["cause"]:
             lines += [f"    {line}" for line in status["cause"].splitlines()]

@@ -3,7 +3,8 @@
 // Nothing is linked: functions are looked up by name when they are first
 // needed. Functions of operators (aclnn*, aclCreateTensor, ...) come through
 // torch_npu's own search order, so that both use the same library. libatb is
-// separate and may be missing.
+// separate and may be missing. Nothing is loaded from a path that depends on
+// the current directory.
 
 #pragma once
 
@@ -13,7 +14,11 @@
 namespace pacache::npu {
 
 // A function that torch_npu's search order finds, or null. Not cached here.
+// Nothing is looked for while the order holds a relative path.
 void* find_op_api(const char* name);
+
+// A RuntimeError if torch_npu's search order holds a relative path.
+void refuse_relative_search(const char* op);
 
 // A function of libascendcl, which torch_npu has loaded, or null.
 void* find_runtime(const char* name);
@@ -42,6 +47,7 @@ template <typename F>
 F require_op_api(const char* op, const char* name, const char* since) {
   void* address = find_op_api(name);
   if (address == nullptr) {
+    refuse_relative_search(op);
     throw_missing(op, name, since, searched_op_api());
   }
   return reinterpret_cast<F>(address);

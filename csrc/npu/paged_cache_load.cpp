@@ -228,6 +228,11 @@ void load(const LoadArgs& args, const LoadInputs& in) {
         NamedTensor{"key", &key}, NamedTensor{"value", &value}}) {
     require_dense(here, args, t);
   }
+  // Here: ATB's path looks its first function of CANN up on the queue's thread.
+  [[maybe_unused]] static const bool absolute = [&args] {
+    refuse_relative_search(args.names.op);
+    return true;
+  }();
   const bool sibling = load_backend() == LoadBackend::kSibling;
   if (sibling) {
     check_sibling_supported(here, args, key_cache, value_cache);
