@@ -137,8 +137,14 @@ def _other_memory(rng: Random, t: Tensor, others: list[Tensor]) -> Tensor:
     return t
 
 
+def _is_there(t: Tensor) -> bool:
+    """Does it lie within its storage, which another change may have cut down?"""
+    last = t.storage_offset() + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+    return t.numel() > 0 and (last + 1) * t.element_size() <= t.untyped_storage().nbytes()
+
+
 def _other_value(rng: Random, t: Tensor) -> Tensor:
-    if t.numel() and t.dtype in (torch.int32, torch.int64):
+    if _is_there(t) and t.dtype in (torch.int32, torch.int64):
         limits = torch.iinfo(t.dtype)
         where = tuple(rng.randrange(size) for size in t.shape)
         near = int(t[where]) + rng.choice((-1, 1, 2, 5, 50))

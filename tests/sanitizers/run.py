@@ -42,6 +42,8 @@ REPORTS = BUILD / "reports"
 CORPUS = native.ROOT / "tests" / "fuzz" / "corpus"
 ADDRESS = ("-fsanitize=address,undefined,float-divide-by-zero", "-fno-sanitize-recover=all")
 OPTIMIZED = ("-O1", "-g", "-fno-omit-frame-pointer")
+SOON_BUILT = ("-O0", "-g1")  # for the gate: most of its time would be the compiler's
+EVERY = 6  # of the corpus' calls, for the gate
 THREAD = "-fsanitize=thread"
 # No finding could come of these: they compile the package anew, without a sanitizer, or only read files.
 WITHOUT = ("test_packaging.py", "test_benchmarks.py", "test_readme.py")
@@ -69,10 +71,12 @@ def _tree(name: str) -> Path:
     return tree
 
 
-def _extension(tree: Path, name: str, sources: Sequence[Path], flags: Sequence[str], libraries: Sequence[str]) -> None:
+def _extension(
+    tree: Path, name: str, sources: Sequence[Path], flags: Sequence[str], libraries: Sequence[str] = ()
+) -> None:
     """Build one extension module into a tree, as setup.py does but for the sanitizers."""
     compiler = native.need("g++", "g++")
-    common = [*native.torch_flags(), *OPTIMIZED, *ADDRESS, "-fopenmp", "-fvisibility=hidden"]
+    common = [*native.torch_flags(), *ADDRESS, "-fopenmp", "-fvisibility=hidden"]
     common += [f"-DTORCH_EXTENSION_NAME={name}", "-DTORCH_API_INCLUDE_EXTENSION_H", *flags]
     objects = native.compile_all(compiler, common, sources)
     out = tree / "pacache_torch" / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
@@ -89,8 +93,8 @@ def _csrc(*folders: str) -> list[Path]:
     return [path for folder in folders for path in sorted((native.ROOT / "csrc" / folder).glob("*.cpp"))]
 
 
-def _build_cpu(tree: Path) -> None:
-    _extension(tree, "_C", _csrc(".", "cpu"), (), ())
+def _build_cpu(tree: Path, quick: bool) -> None:
+    _extension(tree, "_C", _csrc(".", "cpu"), SOON_BUILT if quick else OPTIMIZED)
     built_with = {"torch": torch.__version__, "python": platform.python_version()}
     (tree / "pacache_torch" / "_built_with.json").write_text(json.dumps(built_with) + "\n")
 
@@ -143,7 +147,7 @@ def _pytest(tree: Path, folder: Path, arguments: Sequence[str], variables: dict[
 def cpu(quick: bool) -> str:
     """See the module's text; gives what was run, in words."""
     tree = _tree("cpu")
-    _build_cpu(tree)
+    _build_cpu(tree, quick)
     if quick:
         arguments = [f"tests/{name}" for name in QUICK]
     else:
@@ -154,17 +158,23 @@ def cpu(quick: bool) -> str:
 def threads(quick: bool) -> str:
     """See the module's text; gives what was run, in words."""
     compiler = native.need("g++", "g++")
+    level = SOON_BUILT if quick else OPTIMIZED
+    corpus = BUILD / "corpus"
+    shutil.rmtree(corpus, ignore_errors=True)
+    corpus.mkdir(parents=True)
+    for path in sorted(CORPUS.iterdir())[:: EVERY if quick else 1]:
+        shutil.copy2(path, corpus)
     fuzz = native.ROOT / "tests" / "fuzz"
     csrc = native.with_low_thresholds(native.BUILD / "csrc")
     sources = [
         *native.operator_sources(csrc),
         *(fuzz / name for name in ("call.cpp", "expectation.cpp", "check.cpp", "on_threads.cpp")),
     ]
-    objects = native.compile_all(compiler, [*native.torch_flags(), *OPTIMIZED, THREAD, native.SHARES], sources)
+    objects = native.compile_all(compiler, [*native.torch_flags(), *level, THREAD, native.SHARES], sources)
     driver = native.link(compiler, [THREAD, "-pthread"], objects, BUILD / "on_threads", *native.torch_libraries())
     # Memory at places that ThreadSanitizer does not know ends it before main: no randomness in where things are.
     done = subprocess.run(
-        [native.need("setarch", "util-linux"), "-R", str(driver), str(CORPUS)],
+        [native.need("setarch", "util-linux"), "-R", str(driver), str(corpus)],
         env=os.environ | {"TSAN_OPTIONS": "halt_on_error=1"},
         check=False,
         text=True,
@@ -184,13 +194,13 @@ def npu(quick: bool) -> str:
         sys.exit("tests/sanitizers/run.py npu: needs an environment with torch_npu (make sanitize uses .venv-npu)")
     folder = Path(spec.origin).parent
     tree = _tree("npu")
-    _build_cpu(tree)
+    _build_cpu(tree, quick)
     includes = [f"-isystem{folder / 'include' / part}" for part in ("", "third_party/acl/inc", "third_party/hccl/inc")]
     _extension(
         tree,
         "_C_npu",
         [*_csrc("npu"), *native.shared_rules()],
-        includes,
+        [*includes, *(SOON_BUILT if quick else OPTIMIZED)],
         [f"-L{folder / 'lib'}", "-ltorch_npu", "-Wl,--allow-shlib-undefined"],
     )
     # The simulated CANN is made by the tests, with these flags.
