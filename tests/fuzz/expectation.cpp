@@ -390,7 +390,7 @@ class Expecting {
             (out.sizes.size() == 3 && out.sizes[2] >= 0));
     const int64_t unit = cache.sizes.back();
     const int64_t inner = cache.sizes.size() == 5 ? cache.sizes[2] : 1;
-    const int64_t units = cache.sizes[1] * inner;
+    const auto units = static_cast<__int128>(cache.sizes[1]) * inner;
     for (int64_t u = 0; u < units; ++u) {
       work();
       for (int64_t i = 0; i < unit; ++i) {
