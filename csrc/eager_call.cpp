@@ -7,9 +7,9 @@
 // dispatcher's front (modes, autograd, profiler, devices) is as with torch.ops.
 //
 // Each function takes every argument of its schema, in order, and answers
-// whether it has made the call. Whatever is not a plain
-// tensor, text or None, and whatever a mode of Python, functorch or a tracer
-// may want to see, it leaves to torch.ops.
+// whether it has made the call. Whatever is not a plain tensor, text or None,
+// and whatever a mode of Python, functorch or a tracer may want to see, it
+// leaves to torch.ops.
 
 #include "eager_call.h"
 
