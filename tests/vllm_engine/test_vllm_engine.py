@@ -11,7 +11,6 @@ logits are nearly equal, so there the operator is compared, bit for bit, with a 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from typing import Any
 import model_directory
 import pytest
 import record
+from clean_environment import clean_environment
 from model_directory import NUM_LAYERS
 from record import Job, Results
 from scenarios import NEW_TOKENS, SCENARIOS
@@ -60,17 +60,7 @@ def _run(job: Job, model: Path, folder: Path) -> Results:
     if job.rows_at_once is not None:
         asked["rows_at_once"] = job.rows_at_once
     (folder / "job.json").write_text(json.dumps(asked))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PACACHE_", "VLLM_"))}
-    environment |= {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in the process that is watched
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CACHE_ROOT": str(folder / "vllm"),
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = clean_environment(folder)
     if job.eager:
         environment["TORCH_COMPILE_DISABLE"] = "1"
     if job.own_process:
