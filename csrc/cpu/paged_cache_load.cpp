@@ -50,7 +50,7 @@ void load_rows(const LoadArgs& args, const RowStarts& rows) {
   const int64_t first_row = rows.front();
   // What is read back goes on to be read.
   const PastCache past_cache((rows.back() - first_row) * row_bytes,
-                             at::get_num_threads(), /*memory=*/0);
+                             num_threads(), /*memory=*/0);
   parallel_by_bytes(
       rows.back() - first_row, row_bytes, [&](int64_t begin, int64_t end) {
         int64_t row = first_row + begin;

@@ -20,6 +20,17 @@ constexpr int64_t kNewThreadBytes = 1024 * 1024;
 // for ever (libgomp does).
 bool came_through_fork();
 
+// ATen sets its pools up in the first call of every thread. In a forked process
+// two threads at once do that wrong (the second finds no pool and throws): here
+// they take turns.
+void set_up_threads();
+
+// Threads that a call may use.
+inline int64_t num_threads() {
+  set_up_threads();
+  return at::get_num_threads();
+}
+
 // at::parallel_for with threads of its own, made and joined in the call. Fewer
 // if the system gives no more.
 void parallel_on_new_threads(int64_t count, int64_t grain,
@@ -42,6 +53,7 @@ void parallel_by_bytes(int64_t count, int64_t bytes_each, const F& f) {
   } else if (came_through_fork()) {
     parallel_on_new_threads(count, grain(kNewThreadBytes), f);
   } else {
+    set_up_threads();
     at::parallel_for(0, count, grain(kGrainBytes), f);
   }
 }

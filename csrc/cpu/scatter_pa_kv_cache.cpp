@@ -165,7 +165,7 @@ void scatter_tokens(const ScatterArgs& args) {
   const RowShape key_row = row_shape(args.key, args.num_heads);
   const RowShape value_row = row_shape(args.value, args.num_heads);
   const PastCache past_cache(
-      args.num_tokens * token_bytes, at::get_num_threads(),
+      args.num_tokens * token_bytes, num_threads(),
       std::max<int64_t>(0, args.num_blocks - 1) *
           (args.key.dst_block_stride + args.value.dst_block_stride));
   // Tiles serve both planes, so both must be made of units.
