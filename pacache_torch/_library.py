@@ -24,7 +24,7 @@ from pacache_torch import _version
 
 OPERATORS = ("scatter_pa_kv_cache", "paged_cache_load", "scatter_pa_kv_cache_packed", "paged_cache_load_packed")
 # What was added last to each library: without it, the library is of another version of the package.
-_NEWEST_FUNCTION = {"_C": "call_scatter_pa_kv_cache", "_C_npu": "release"}
+_NEWEST_FUNCTION = {"_C": "call_paged_cache_load_packed", "_C_npu": "release"}
 _REBUILD = "rebuild it with: pip install --no-build-isolation --force-reinstall --no-deps <where it came from>"
 
 
@@ -110,7 +110,7 @@ def _load(name: str, unmet: str | None = None) -> ExtensionStatus:
     if cause is None:
         try:
             module = importlib.import_module(f"pacache_torch.{name}")
-            if not hasattr(module, _NEWEST_FUNCTION[name]) or not hasattr(torch.ops.pacache, OPERATORS[-1]):
+            if not hasattr(module, _NEWEST_FUNCTION[name]):
                 cause = f"pacache_torch.{name} is older than the Python files beside it; {_REBUILD}"
         except (ImportError, OSError, RuntimeError) as error:
             cause = f"{type(error).__name__}: {error}"

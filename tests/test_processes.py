@@ -12,15 +12,12 @@ import os
 import subprocess
 import sys
 import threading
-import time
-import traceback
 from collections.abc import Callable
 
 import pytest
 import torch
+from forked import SECONDS, in_child
 from torch import Tensor
-
-SECONDS = 60  # for one child; a right one needs less than one
 
 CASES: dict[str, Callable[[], None]] = {}
 Case = Callable[[], None]
@@ -61,31 +58,6 @@ class Work:
             assert torch.equal(rows, self.expected)
             rows.zero_()
         self.cache.zero_()
-
-
-def in_child(work: Callable[[], None]) -> None:
-    """Fork, do the work in the child, and wait for its end, but not for ever."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            assert os.waitstatus_to_exitcode(status) == 0
-            return
-        time.sleep(0.005)
-    os.kill(child, 9)
-    os.waitpid(child, 0)
-    raise AssertionError("the child hangs")
 
 
 @case

@@ -10,7 +10,6 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -24,6 +23,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from cann_sim import control  # noqa: E402
 from cann_sim.run import Result, run, side_by_side  # noqa: E402
+from forked import in_child  # noqa: E402
 from reliability import record  # noqa: E402
 from soak import SOAK, short_or_long  # noqa: E402
 
@@ -695,30 +695,6 @@ def the_doctor_without_atb() -> None:
 # Processes
 
 
-def in_child(work: Callable[[], None]) -> int | None:
-    """Fork, do the work in the child; its exit code, or None when it did not end in time."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.005)
-    os.kill(child, 9)
-    os.waitpid(child, 0)
-    return None
-
-
 def forked_in_use() -> None:
     """In a child that was forked with the NPU in use, all that would never end raises, and says what to do."""
     import torch
@@ -744,7 +720,7 @@ def forked_in_use() -> None:
                 raise AssertionError("nothing was raised")
         _library.npu_module().release()  # as at an exit: what it would destroy is the parent's
 
-    assert in_child(child) == 0
+    in_child(child)
     for call in calls:
         call.make()
         torch.npu.synchronize()
@@ -769,7 +745,7 @@ def _use_both(seed: int) -> bool:
 @case()
 def forked_before() -> None:
     """A child that was forked before the NPU was used may use it."""
-    assert in_child(lambda: _use_both(1) and None) == 0  # type: ignore[func-returns-value]
+    in_child(lambda: _use_both(1))
 
 
 @case()
