@@ -1,5 +1,6 @@
 #include "aclnn_call.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/ScopeExit.h>
 
@@ -117,73 +118,87 @@ std::string AclnnCall::describe() const {
   return text.str();
 }
 
-void AclnnCall::run(std::shared_ptr<AclnnCall> call, const c10::Device& device,
-                    PhaseOne phase_one) {
-  const AclnnFunctions& functions = call->functions_;
-  void* stream = current_stream(device);
-  CallKey key(functions.function, device.index(), stream);
-  for (const auto& tensor : call->tensors_) {
+// The executor, on the thread whose executors are to be reused.
+void AclnnCall::prepare(const c10::Device& device, void* stream,
+                        PhaseOne phase_one) {
+  CallKey key(functions_.function.c_str(), device.index(), stream);
+  for (const auto& tensor : tensors_) {
     key.add(tensor.descriptor);
   }
-  for (const auto& text : call->texts_) {
+  for (const auto& text : texts_) {
     key.add(text.value);
   }
-  for (const auto& array : call->ints_) {
+  for (const auto& array : ints_) {
     key.add(at::IntArrayRef(array.values));
   }
-  for (const auto& number : call->numbers_) {
+  for (const auto& number : numbers_) {
     key.add(number.value);
   }
-
-  uint64_t workspace_size = 0;
-  ExecutorHandle executor;
-  bool first_use = false;
-  {
-    ExecutorCache cache(key);
-    executor = cache.find(&workspace_size);
-    if (executor == nullptr) {
-      first_use = true;
-      HugeMemory memory;
-      call->make_handles();
-      aclOpExecutor* made = nullptr;
-      const int status = phase_one(*call, &workspace_size, &made);
-      executor.reset(made);
-      if (status != 0) {
-        throw_aclnn(
-            call->op_,
-            (std::string(functions.function) + "GetWorkspaceSize").c_str(),
-            status, call->describe());
-      }
-    }
+  ExecutorCache cache(key);
+  executor_ = cache.find(&workspace_size_);
+  if (executor_ != nullptr) {
+    return;
   }
-  const at::Tensor held = workspace(workspace_size, device, stream);
-  void* memory = held.defined() ? held.data_ptr() : nullptr;
+  first_use_ = true;
+  HugeMemory memory;
+  make_handles();
+  aclOpExecutor* made = nullptr;
+  const int status = phase_one(*this, &workspace_size_, &made);
+  executor_.reset(made);
+  if (status != 0) {
+    throw_aclnn(op_, (functions_.function + "GetWorkspaceSize").c_str(), status,
+                describe());
+  }
+}
 
-  // The closure may be copied and outlives its run in the queue's ring, so
-  // what it owns is shared and given back as soon as it has run. If it never
-  // runs, its end destroys the handles and the executor.
-  auto owned = std::make_shared<ExecutorHandle>(std::move(executor));
+int AclnnCall::launch(void* workspace, void* stream) {
+  // Phase two consumes the executor, whatever it returns.
+  const int status = reinterpret_cast<PhaseTwo>(functions_.phase_two)(
+      workspace, workspace_size_, executor_.release(), stream);
+  // On every path, but behind the error's text: CANN's own message is that of
+  // the last call.
+  const auto finish = c10::make_scope_exit([&] {
+    release();
+    if (first_use_) {
+      HugeMemory::release();
+    }
+  });
+  if (status != 0) {
+    throw_aclnn(op_, functions_.function.c_str(), status, describe());
+  }
+  return status;
+}
+
+void AclnnCall::run(std::shared_ptr<AclnnCall> call, const c10::Device& device,
+                    PhaseOne phase_one) {
   const char* op = call->op_;
-  enqueue(op, functions.function, device,
-          [call = std::move(call), owned, memory, workspace_size, stream,
-           first_use]() -> int {
-            const AclnnFunctions& functions = call->functions_;
-            // Phase two consumes the executor, whatever it returns.
-            const int status = reinterpret_cast<PhaseTwo>(functions.phase_two)(
-                memory, workspace_size, owned->release(), stream);
-            // On every path, but behind the error's text: CANN's own message is
-            // that of the last call.
-            const auto finish = c10::make_scope_exit([&] {
-              call->release();
-              if (first_use) {
-                HugeMemory::release();
-              }
+  const std::string& function = call->functions_.function;
+  void* stream = current_stream(device);
+  // The closures may be copied and outlive their run in the queue's ring, so
+  // the call is shared, and what it owns is given back as soon as it has run.
+  // If it never runs, its end destroys the handles and the executor.
+  if (phase_one_is_queued()) {
+    enqueue(op, function, device,
+            [call = std::move(call), device, stream, phase_one]() -> int {
+              const c10::DeviceGuard guard(device);
+              auto done = c10::make_scope_exit([&] {
+                call->executor_.reset();
+                call->release();
+              });
+              call->prepare(device, stream, phase_one);
+              const at::Tensor held =
+                  workspace_on_queue(call->workspace_size_, stream);
+              done.release();
+              return call->launch(data_of(held), stream);
             });
-            if (status != 0) {
-              throw_aclnn(call->op_, functions.function, status,
-                          call->describe());
-            }
-            return status;
+    return;
+  }
+  call->prepare(device, stream, phase_one);
+  // Held until the call is queued.
+  const at::Tensor held = workspace(call->workspace_size_, device, stream);
+  enqueue(op, function, device,
+          [call = std::move(call), memory = data_of(held), stream]() -> int {
+            return call->launch(memory, stream);
           });
 }
 

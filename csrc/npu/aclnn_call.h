@@ -3,7 +3,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
-#include <c10/util/FunctionRef.h>
+#include <c10/util/SmallVector.h>
 
 #include <memory>
 #include <string>
@@ -14,7 +14,7 @@ namespace pacache::npu {
 
 // The functions of one operator, looked up once per process.
 struct AclnnFunctions {
-  const char* function;  // phase two's name, "aclnnScatterPaKvCache"
+  std::string function;  // phase two's name, "aclnnScatterPaKvCache"
   void* phase_one = nullptr;
   void* phase_two = nullptr;
 
@@ -25,28 +25,35 @@ struct AclnnFunctions {
 
 // One call: its arguments in the function's order, then run(). Arguments are
 // descriptions only; CANN's handles are made from them if phase one is needed.
-// Names must be literals, that of the operator of ours too, which is for error
-// texts.
+// Names and texts must be literals, that of the operator of ours too, which is
+// for error texts.
 class AclnnCall {
  public:
+  // Calls the operator's first phase with the call's arguments.
+  using PhaseOne = int (*)(const AclnnCall&, uint64_t* workspace_size,
+                           aclOpExecutor** executor);
+
   AclnnCall(const char* op, const AclnnFunctions& functions)
       : op_(op), functions_(functions) {}
 
   AclnnCall& tensor(const char* name, TensorDescriptor descriptor);
-  AclnnCall& text(const char* name, const char* value);  // a literal or null
+  AclnnCall& text(const char* name, const char* value);  // or null
   AclnnCall& ints(const char* name, at::IntArrayRef values);
   AclnnCall& number(const char* name, int64_t value);
 
-  // The i-th tensor or integer array as CANN's handle; phase one only.
+  // The i-th tensor, integer array, text or number, for phase one; CANN takes
+  // texts that it does not change as char*.
   aclTensor* tensor_handle(size_t i) const { return tensor_handles_[i].get(); }
   aclIntArray* array_handle(size_t i) const { return array_handles_[i].get(); }
-
-  using PhaseOne =
-      c10::function_ref<int(const AclnnCall&, uint64_t*, aclOpExecutor**)>;
+  char* text_value(size_t i) const {
+    return const_cast<char*>(texts_[i].value);
+  }
+  int64_t number_value(size_t i) const { return numbers_[i].value; }
 
   // Runs on the current stream of `device`, which must be the current device:
-  // takes the executor from CANN's cache or calls phase_one, then queues phase
-  // two. Nothing waits for the device.
+  // takes the executor from CANN's cache or calls phase_one, then phase two.
+  // Phase two is queued; with TASK_QUEUE_ENABLE=2 phase one is, too, as
+  // torch_npu does it. Nothing waits for the device.
   //
   // The queued closure does not hold the tensors: like the operators of
   // torch_npu it relies on the allocator, which gives a freed block away only
@@ -79,6 +86,8 @@ class AclnnCall {
 
   void make_handles();
   void release();
+  void prepare(const c10::Device& device, void* stream, PhaseOne phase_one);
+  int launch(void* workspace, void* stream);
 
   const char* op_;
   const AclnnFunctions& functions_;
@@ -88,6 +97,11 @@ class AclnnCall {
   c10::SmallVector<NamedNumber, 1> numbers_;
   c10::SmallVector<TensorHandle, 8> tensor_handles_;
   c10::SmallVector<IntArrayHandle, 2> array_handles_;
+
+  // What prepare() has found out for launch().
+  ExecutorHandle executor_;
+  uint64_t workspace_size_ = 0;
+  bool first_use_ = false;
 };
 
 }  // namespace pacache::npu

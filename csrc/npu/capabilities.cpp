@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <ostream>
 
 namespace pacache::npu {
 namespace {
@@ -19,7 +20,7 @@ std::vector<Capability> make_table() {
   const std::vector<at::ScalarType> wide = {
       at::kFloat, at::kHalf,   at::kBFloat16, at::kChar,  at::kByte,
       at::kShort, at::kUInt16, at::kInt,      at::kUInt32};
-  return {
+  std::vector<Capability> table = {
       {kScatter, 1, "PA_NZ", a2a3, kFirst, copies,
        "value int8 only with key int8; dense caches; strided key and value "
        "are made dense"},
@@ -55,6 +56,10 @@ std::vector<Capability> make_table() {
        "16; tokens of at most 144 KiB; at most 10223 table columns; dense "
        "tensors"},
   };
+  for (Capability& row : table) {
+    row.oldest = parse_cann_version(row.since);
+  }
+  return table;
 }
 
 std::string place(const Product& product) {
@@ -63,11 +68,22 @@ std::string place(const Product& product) {
       product.cann_text.empty() ? "of unknown version" : product.cann_text);
 }
 
-std::string scenario_text(const ScatterArgs& args, const std::string& mode) {
-  return c10::str(
-      "scenario ", args.scenario, " (",
-      args.kind == ScatterKind::kNz ? "cache_mode '" : "scatter_mode '", mode,
-      "')");
+// What a call asks for, in an error's words, which are only put together when
+// there is an error.
+struct Scenario {
+  const ScatterArgs& args;
+};
+std::ostream& operator<<(std::ostream& out, const Scenario& what) {
+  return out << "scenario " << what.args.scenario << " ("
+             << (what.args.kind == ScatterKind::kNz ? "cache_mode '"
+                                                    : "scatter_mode '")
+             << mode_of(what.args) << "')";
+}
+struct Layout {
+  const LoadArgs& args;
+};
+std::ostream& operator<<(std::ostream& out, const Layout& what) {
+  return out << "cache_mode '" << (what.args.nz ? "PA_NZ" : "Norm") << "'";
 }
 
 bool contains(const std::vector<at::ScalarType>& dtypes, at::ScalarType dtype) {
@@ -83,30 +99,28 @@ std::string dtype_list(const std::vector<at::ScalarType>& dtypes) {
 }
 
 // The row for a call, or NotImplementedError.
+template <typename What>
 const Capability& require_row(const Product& product, const char* row_op,
                               int scenario, const char* mode, const char* op,
-                              const std::string& what) {
+                              const What& what) {
   const Capability* row = find_capability(product, row_op, scenario, mode);
   TORCH_CHECK_NOT_IMPLEMENTED(row != nullptr, op, ": ", what,
                               " is not available on ", place(product));
   return *row;
 }
 
+template <typename What>
 void check_dtype(const Product& product, const Capability& row, const char* op,
-                 const char* name, at::ScalarType dtype,
-                 const std::string& what) {
+                 const char* name, at::ScalarType dtype, const What& what) {
   TORCH_CHECK_NOT_IMPLEMENTED(contains(row.dtypes, dtype), op, ": ", name,
                               " must be one of ", dtype_list(row.dtypes),
                               " in ", what, " on ", place(product), ", got ",
                               dtype_name(dtype));
 }
 
-std::string layout_text(const LoadArgs& args) {
-  return c10::str("cache_mode '", args.nz ? "PA_NZ" : "Norm", "'");
-}
-
+template <typename What>
 void require_dense(const Product& product, const CallNames& names,
-                   const std::string& what, NamedTensor t) {
+                   const What& what, NamedTensor t) {
   const bool is_half =
       names.kv_layout != nullptr &&
       (t.name == names.key_cache || t.name == names.value_cache);
@@ -160,18 +174,27 @@ const std::vector<Capability>& capability_table() {
   return table;
 }
 
-const Capability* find_capability(const Product& product, const char* op,
-                                  int scenario, const std::string& mode) {
+const Capability* find_capability(const Product& product, std::string_view op,
+                                  int scenario, std::string_view mode) {
   for (const Capability& row : capability_table()) {
     const bool has_soc = std::find(row.socs.begin(), row.socs.end(),
                                    product.soc) != row.socs.end();
-    if (std::string(row.op) == op && row.scenario == scenario &&
-        row.mode == mode && has_soc &&
-        product.cann >= parse_cann_version(row.since)) {
+    if (row.scenario == scenario && row.op == op && row.mode == mode &&
+        has_soc && product.cann >= row.oldest) {
       return &row;
     }
   }
   return nullptr;
+}
+
+bool takes_int64_slots(const Product& product, const ScatterArgs& args) {
+  if (product.soc != Soc::kA2 && product.soc != Soc::kA3) {
+    return false;
+  }
+  const bool nd =
+      args.kind == ScatterKind::kNorm || args.kind == ScatterKind::kNct;
+  return args.kind == ScatterKind::kNz ||
+         (nd && args.scenario != 3 && product.cann >= kRewrittenNd);
 }
 
 void require_callable(const char* op, const Product& product) {
@@ -190,7 +213,7 @@ void require_callable(const char* op, const Product& product) {
 void check_scatter_supported(const Product& product, const ScatterArgs& args) {
   require_callable(args.names.op, product);
   const char* mode = mode_of(args);
-  const std::string what = scenario_text(args, mode);
+  const Scenario what{args};
   const Capability& row =
       require_row(product, kScatter, args.scenario, mode, args.names.op, what);
   check_dtype(product, row, args.names.op, "key", args.key.dtype, what);
@@ -279,7 +302,7 @@ void check_load_supported(const Product& product, const LoadArgs& args,
   const CallNames& names = args.names;
   require_callable(names.op, product);
   const char* mode = args.nz ? "PA_NZ" : "Norm";
-  const std::string what = layout_text(args);
+  const Layout what{args};
   const Capability& row = require_row(product, kLoad, 0, mode, names.op, what);
   check_dtype(product, row, names.op, names.key_cache, key_dtype, what);
   check_dtype(product, row, names.op, names.value_cache, value_dtype, what);
@@ -342,26 +365,28 @@ void check_load_supported(const Product& product, const LoadArgs& args,
 void check_sibling_supported(const Product& product, const LoadArgs& args,
                              const at::Tensor& key_cache,
                              const at::Tensor& value_cache) {
-  const std::string with = c10::str(" with aclnnGatherPaKvCache in ",
-                                    layout_text(args), " on ", place(product));
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      key_cache.scalar_type() == value_cache.scalar_type(), args.names.op,
-      ": value_cache must have the dtype of key_cache", with,
-      " (ATB's operator takes both), got ",
-      dtype_name(value_cache.scalar_type()));
+  const auto check = [&](bool taken, const char* name, const char* rule,
+                         const auto& found) {
+    TORCH_CHECK_NOT_IMPLEMENTED(taken, args.names.op, ": ", name, " ", rule,
+                                " with aclnnGatherPaKvCache in ", Layout{args},
+                                " on ", place(product),
+                                " (ATB's operator takes it), got ", found);
+  };
+  check(key_cache.scalar_type() == value_cache.scalar_type(), "value_cache",
+        "must have the dtype of key_cache",
+        dtype_name(value_cache.scalar_type()));
   for (const NamedTensor cache :
        {NamedTensor{args.names.key_cache, &key_cache},
         NamedTensor{args.names.value_cache, &value_cache}}) {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        cache.tensor->numel() <= std::numeric_limits<int32_t>::max(),
-        args.names.op, ": ", cache.name, " must have fewer than 2^31 elements",
-        with, " (ATB's operator takes more), got ", cache.tensor->numel());
+    check(cache.tensor->numel() <= std::numeric_limits<int32_t>::max(),
+          cache.name, "must have fewer than 2^31 elements",
+          cache.tensor->numel());
   }
 }
 
 void require_dense(const Product& product, const ScatterArgs& args,
                    NamedTensor t) {
-  require_dense(product, args.names, scenario_text(args, mode_of(args)), t);
+  require_dense(product, args.names, Scenario{args}, t);
 }
 
 void require_both_or_none(const Product& product, const char* op, bool has_keys,
@@ -374,7 +399,7 @@ void require_both_or_none(const Product& product, const char* op, bool has_keys,
 
 void require_dense(const Product& product, const LoadArgs& args,
                    NamedTensor t) {
-  require_dense(product, args.names, layout_text(args), t);
+  require_dense(product, args.names, Layout{args}, t);
 }
 
 }  // namespace pacache::npu

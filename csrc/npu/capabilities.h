@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "../load_args.h"
@@ -23,7 +23,8 @@ struct Capability {
   std::vector<Soc> socs;
   const char* since;  // oldest CANN version
   std::vector<at::ScalarType> dtypes;
-  const char* limits;  // in words, for the user
+  const char* limits;       // in words, for the user
+  CannVersion oldest = {};  // `since`, to compare with
 };
 
 const std::vector<Capability>& capability_table();
@@ -33,8 +34,8 @@ const std::vector<Capability>& capability_table();
 const char* mode_of(const ScatterArgs& args);
 
 // The row that covers a call on a product, or null.
-const Capability* find_capability(const Product& product, const char* op,
-                                  int scenario, const std::string& mode);
+const Capability* find_capability(const Product& product, std::string_view op,
+                                  int scenario, std::string_view mode);
 
 // NotImplementedError, naming product, version and scenario, when the device
 // cannot do what the arguments ask for. Made before any CANN call.
@@ -57,6 +58,10 @@ void require_dense(const Product& product, const LoadArgs& args, NamedTensor t);
 // an operator of CANN takes both or is not called at all.
 void require_both_or_none(const Product& product, const char* op, bool has_keys,
                           bool has_values);
+
+// Does the device read int64 slots as what they are? Other kernels take every
+// index for int32 words, whatever its dtype.
+bool takes_int64_slots(const Product& product, const ScatterArgs& args);
 
 // The versions at which the device code changed.
 // 14 arguments; alphas before it take 11 under the same name.

@@ -44,19 +44,18 @@ struct DeviceTensors {
   at::Tensor seq_starts;  // undefined for none
 };
 
-// Zeros for `batch` sequences, made once per device and stream and grown when
-// needed; during a capture they come from the graph's pool.
-at::Tensor zero_starts(int64_t batch, const at::Device& device) {
+// At least `batch` zeros, made once per device and stream and grown when
+// needed; during a capture they come from the graph's pool. To be held until
+// the call is queued.
+at::Tensor zero_starts(int64_t batch, const at::Device& device, void* stream) {
   const auto options = at::TensorOptions().dtype(at::kInt).device(device);
-  void* stream = current_stream(device);
   if (is_capturing(stream)) {
     return at::zeros({batch}, options);
   }
   static auto* kept = new StreamMemory;
-  const at::Tensor zeros = kept->get(device, stream, batch, [&] {
+  return kept->get(device, stream, batch, [&] {
     return at::zeros({std::max<int64_t>(batch, 256)}, options);
   });
-  return zeros.narrow(0, 0, batch);
 }
 
 // One ATB call as it travels to the queue's thread.
@@ -115,27 +114,23 @@ void run_atb(const AtbCall& call) {
               call.describe());
   }
   // Known only here. The operator as read asks for none.
-  at::Tensor memory;
-  if (workspace_size > 0) {
-    memory = workspace_on_queue(workspace_size, call.stream);
-  }
-  status = atb.phase_two(workspace_size > 0 ? memory.data_ptr() : nullptr,
-                         workspace_size, *operation, context);
+  const at::Tensor memory = workspace_on_queue(workspace_size, call.stream);
+  status = atb.phase_two(data_of(memory), workspace_size, *operation, context);
   if (status != 0) {
     drop_operation(operation);
     throw_atb(call.op, "AtbPagedCacheLoad", status, call.describe());
   }
 }
 
-void load_with_atb(const LoadArgs& args, DeviceTensors& tensors) {
+void load_with_atb(const LoadArgs& args, const DeviceTensors& tensors) {
   // A missing function is the caller's error, not the queue's.
   atb_functions(args.names.op);
-  if (!args.nz && !tensors.seq_starts.defined()) {
-    // The C API refuses ND without them.
-    tensors.seq_starts = zero_starts(args.batch, tensors.key.device());
-  }
   auto call = std::make_shared<AtbCall>();
   call->op = args.names.op;
+  call->kv_cache_cfg = args.nz ? 0 : 1;
+  call->is_cumsum = args.is_cumsum;
+  call->device = tensors.key.device();
+  call->stream = current_stream(call->device);
   call->tensors = {TensorDescriptor(tensors.key_cache),
                    TensorDescriptor(tensors.value_cache),
                    TensorDescriptor(tensors.block_tables),
@@ -143,18 +138,21 @@ void load_with_atb(const LoadArgs& args, DeviceTensors& tensors) {
                    TensorDescriptor(tensors.key),
                    TensorDescriptor(tensors.value),
                    TensorDescriptor(tensors.seq_starts)};
+  at::Tensor zeros;
   if (args.nz) {
     // A dense tensor whose last dimension is one unit is FRACTAL_NZ as it
     // lies when block_size is a multiple of 16, which has been checked.
     call->tensors[0].format = kFormatFractalNz;
     call->tensors[1].format = kFormatFractalNz;
+  } else if (!tensors.seq_starts.defined()) {
+    // The C API refuses ND without them.
+    zeros = zero_starts(args.batch, call->device, call->stream);
+    call->tensors[6] =
+        dense_descriptor(zeros.data_ptr(), at::kInt, {args.batch});
   }
-  call->kv_cache_cfg = args.nz ? 0 : 1;
-  call->is_cumsum = args.is_cumsum;
-  call->has_starts = tensors.seq_starts.defined();
-  call->device = tensors.key.device();
-  call->stream = current_stream(call->device);
-  enqueue(call->op, "AtbPagedCacheLoad", call->device, [call]() -> int {
+  call->has_starts = call->tensors[6].present;
+  static const std::string function = "AtbPagedCacheLoad";
+  enqueue(call->op, function, call->device, [call]() -> int {
     run_atb(*call);
     return 0;
   });
@@ -175,8 +173,17 @@ const AclnnFunctions& sibling_functions(const char* op) {
   return found;
 }
 
+int sibling_phase_one(const AclnnCall& c, uint64_t* workspace_size,
+                      aclOpExecutor** executor) {
+  const auto phase_one =
+      reinterpret_cast<SiblingPhaseOne>(sibling_functions(kOp).phase_one);
+  return phase_one(c.tensor_handle(0), c.tensor_handle(1), c.tensor_handle(2),
+                   c.tensor_handle(3), c.tensor_handle(4), c.tensor_handle(5),
+                   c.tensor_handle(6), c.text_value(0), c.number_value(0) != 0,
+                   workspace_size, executor);
+}
+
 void load_with_sibling(const LoadArgs& args, const DeviceTensors& tensors) {
-  const char* cache_mode = args.nz ? "PA_NZ" : "Norm";
   auto call = std::make_shared<AclnnCall>(args.names.op,
                                           sibling_functions(args.names.op));
   call->tensor("key_cache", TensorDescriptor(tensors.key_cache))
@@ -186,19 +193,9 @@ void load_with_sibling(const LoadArgs& args, const DeviceTensors& tensors) {
       .tensor("key", TensorDescriptor(tensors.key))
       .tensor("value", TensorDescriptor(tensors.value))
       .tensor("seq_starts", TensorDescriptor(tensors.seq_starts))
-      .text("cache_mode", cache_mode)
+      .text("cache_mode", args.nz ? "PA_NZ" : "Norm")
       .number("is_seq_lens_cumsum", args.is_cumsum ? 1 : 0);
-  const auto phase_one = reinterpret_cast<SiblingPhaseOne>(
-      sibling_functions(args.names.op).phase_one);
-  AclnnCall::run(
-      std::move(call), tensors.key.device(),
-      [&](const AclnnCall& c, uint64_t* size, aclOpExecutor** executor) {
-        return phase_one(c.tensor_handle(0), c.tensor_handle(1),
-                         c.tensor_handle(2), c.tensor_handle(3),
-                         c.tensor_handle(4), c.tensor_handle(5),
-                         c.tensor_handle(6), const_cast<char*>(cache_mode),
-                         args.is_cumsum, size, executor);
-      });
+  AclnnCall::run(std::move(call), tensors.key.device(), sibling_phase_one);
 }
 
 // The checks that the CPU always makes, on copies of the index tensors.
@@ -336,7 +333,7 @@ void warm_up_load(const c10::Device& device) {
     atb_context(kOp, device.index());
     return 0;
   });
-  zero_starts(1, device);
+  zero_starts(1, device, current_stream(device));
 }
 
 TORCH_LIBRARY_IMPL(pacache, PrivateUse1, m) {

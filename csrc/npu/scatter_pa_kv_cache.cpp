@@ -2,9 +2,10 @@
 // aclnnScatterPaKvCache.
 //
 // The device is given what every supported CANN version handles right: dense
-// caches, int32 indices, exactly the tokens that the slots name, and key and
-// value either dense or as Nct views. What a version would get wrong is made
-// dense (inputs) or refused (caches); capabilities.cpp has the list.
+// caches, int32 indices (int64 slots where they are read as such), exactly the
+// tokens that the slots name, and key and value either dense or as Nct views.
+// What a version would get wrong is made dense (inputs) or refused (caches);
+// capabilities.cpp has the list.
 
 #include "../scatter_args.h"
 #include "../written.h"
@@ -41,6 +42,16 @@ const AclnnFunctions& functions(const char* op) {
       op, "aclnnScatterPaKvCache", "aclnnScatterPaKvCacheGetWorkspaceSize",
       "8.3.RC1");
   return found;
+}
+
+int phase_one(const AclnnCall& c, uint64_t* workspace_size,
+              aclOpExecutor** executor) {
+  const auto phase_one = reinterpret_cast<PhaseOne>(functions(kOp).phase_one);
+  return phase_one(c.tensor_handle(0), c.tensor_handle(1), c.tensor_handle(2),
+                   c.tensor_handle(3), c.tensor_handle(4), c.tensor_handle(5),
+                   c.tensor_handle(6), c.tensor_handle(7), c.text_value(0),
+                   c.text_value(1), c.array_handle(0), c.array_handle(1),
+                   workspace_size, executor);
 }
 
 // Key or value as the device gets it. The tensor keeps a dense copy alive
@@ -261,18 +272,7 @@ void launch(const ScatterArgs& args, const Sources& sources,
       .ints("strides", strides)
       .ints("offsets", offsets);
 
-  const auto phase_one =
-      reinterpret_cast<PhaseOne>(functions(args.names.op).phase_one);
-  AclnnCall::run(
-      std::move(call), key_cache.device(),
-      [&](const AclnnCall& c, uint64_t* size, aclOpExecutor** executor) {
-        return phase_one(
-            c.tensor_handle(0), c.tensor_handle(1), c.tensor_handle(2),
-            c.tensor_handle(3), c.tensor_handle(4), c.tensor_handle(5),
-            c.tensor_handle(6), c.tensor_handle(7),
-            const_cast<char*>(cache_mode), const_cast<char*>(scatter_mode),
-            c.array_handle(0), c.array_handle(1), size, executor);
-      });
+  AclnnCall::run(std::move(call), key_cache.device(), phase_one);
 }
 
 void scatter(const ScatterArgs& args, const ScatterInputs& in) {
@@ -335,8 +335,10 @@ void scatter(const ScatterArgs& args, const ScatterInputs& in) {
     }
   }
 
-  Indices indices{as_int32_slots(slot_mapping), as_int32(compress_lens),
-                  as_int32(compress_seq_offsets), as_int32(seq_lens)};
+  Indices indices{takes_int64_slots(here, args) ? slot_mapping.contiguous()
+                                                : as_int32_slots(slot_mapping),
+                  as_int32(compress_lens), as_int32(compress_seq_offsets),
+                  as_int32(seq_lens)};
   if (args.is_compressed() && args.scenario != 3) {
     skip_negative_heads(args, indices);
   }

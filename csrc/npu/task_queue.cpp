@@ -15,6 +15,10 @@
 #include "torch_npu/csrc/core/npu/sys_ctrl/npu_sys_ctrl.h"
 #include "torch_npu/csrc/framework/OpCommand.h"
 
+// Of torch_npu; the header that declares it includes others that are not
+// installed. Weak: an older torch_npu does not have it.
+__attribute__((weak)) uint32_t OpApiGetTaskQueueEnable();
+
 namespace pacache::npu {
 namespace {
 
@@ -56,8 +60,14 @@ std::string text_of(const std::exception& error) {
   return ours == nullptr ? error.what() : ours->what_without_backtrace();
 }
 
-// One call on its way through the queue.
+// One call on its way through the queue. The queue copies its closures, which
+// share this.
 struct Ticket {
+  Ticket(int device, std::function<int()> launch)
+      : device(device), launch(std::move(launch)) {}
+
+  int device;
+  std::function<int()> launch;
   std::thread::id caller = std::this_thread::get_id();
   std::atomic<bool> started{false};
 };
@@ -65,24 +75,21 @@ struct Ticket {
 // What the queue runs. Called at once by the caller's thread, an exception is
 // the caller's; on the queue's thread, torch_npu logs its text and drops it,
 // so that it is kept here.
-std::function<int()> queued(const std::shared_ptr<Ticket>& ticket, int device,
-                            std::function<int()> launch) {
-  return [ticket, device, launch = std::move(launch)]() -> int {
-    ticket->started = true;
-    if (std::this_thread::get_id() == ticket->caller) {
-      return launch();
-    }
-    std::string text;
-    try {
-      const int status = launch();
-      failures().forget(device);
-      return status;
-    } catch (const std::exception& error) {
-      text = text_of(error);
-    }
-    failures().remember(device, text);
-    throw std::runtime_error(text);
-  };
+int run(Ticket& ticket) {
+  ticket.started = true;
+  if (std::this_thread::get_id() == ticket.caller) {
+    return ticket.launch();
+  }
+  std::string text;
+  try {
+    const int status = ticket.launch();
+    failures().forget(ticket.device);
+    return status;
+  } catch (const std::exception& error) {
+    text = text_of(error);
+  }
+  failures().remember(ticket.device, text);
+  throw std::runtime_error(text);
 }
 
 // Has the queue thrown the closure away? Only then is ours the last ticket of
@@ -118,16 +125,21 @@ void* current_stream(const c10::Device& device) {
   return c10_npu::getCurrentNPUStream(device.index()).stream(false);
 }
 
+bool phase_one_is_queued() {
+  return OpApiGetTaskQueueEnable != nullptr && OpApiGetTaskQueueEnable() == 2;
+}
+
 bool is_capturing(void* stream) {
   return c10_npu::isStreamCapturingMayInitCtx(stream);
 }
 
-void enqueue(const char* op, const char* function, const c10::Device& device,
-             std::function<int()> launch) {
-  const auto ticket = std::make_shared<Ticket>();
+void enqueue(const char* op, const std::string& function,
+             const c10::Device& device, std::function<int()> launch) {
+  const auto ticket =
+      std::make_shared<Ticket>(device.index(), std::move(launch));
   try {
     at_npu::native::OpCommand::RunOpApiV2(
-        function, queued(ticket, device.index(), std::move(launch)));
+        function, [ticket]() -> int { return run(*ticket); });
   } catch (const std::exception& error) {
     const std::string earlier = failures().of(device.index());
     if (earlier.empty()) {

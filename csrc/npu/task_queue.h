@@ -28,9 +28,13 @@ bool is_capturing(void* stream);
 // operator of the process without a word. Two things are made better for our
 // calls: when it is one of ours that raises, the text is in the exception; and
 // one that would be dropped raises, with the text of the failure if that was
-// ours. `op` and `function` (a literal) are for these texts.
-void enqueue(const char* op, const char* function, const c10::Device& device,
-             std::function<int()> launch);
+// ours. `op` and `function` are for these texts.
+void enqueue(const char* op, const std::string& function,
+             const c10::Device& device, std::function<int()> launch);
+
+// Do torch_npu's operators run their first phase on the queue's thread, too?
+// (TASK_QUEUE_ENABLE=2)
+bool phase_one_is_queued();
 
 // Is this a child of fork(), forked when the NPU was already in use? It has
 // neither the thread that runs the queue nor any of CANN's.

@@ -31,7 +31,12 @@ at::Tensor workspace(uint64_t size, const at::Device& device, void* stream) {
 }
 
 at::Tensor workspace_on_queue(uint64_t size, void* stream) {
-  return at_npu::native::allocate_workspace(size, stream);
+  return size == 0 ? at::Tensor()
+                   : at_npu::native::allocate_workspace(size, stream);
+}
+
+void* data_of(const at::Tensor& workspace) {
+  return workspace.defined() ? workspace.data_ptr() : nullptr;
 }
 
 }  // namespace pacache::npu

@@ -21,4 +21,7 @@ at::Tensor workspace(uint64_t size, const at::Device& device, void* stream);
 // while the tensor lives.
 at::Tensor workspace_on_queue(uint64_t size, void* stream);
 
+// Its address, as phase two takes it: null for none.
+void* data_of(const at::Tensor& workspace);
+
 }  // namespace pacache::npu

@@ -33,6 +33,7 @@ SCATTER_ORDER = [
     *("compress_lens", "compress_seq_offset", "seq_lens", "cache_mode", "scatter_mode", "strides", "offsets"),
 ]
 LOAD_ORDER = ["key_cache", "value_cache", "block_tables", "context_lens", "key", "value", "seq_starts"]
+WIDE_SLOTS = cann_at_least(9, 0)  # the ND kernels read int64 slots as such
 GATHER_NAMES = {"context_lens": "seq_lens", "seq_starts": "seq_offset"}
 
 Traced = dict[str, Any]
@@ -148,28 +149,55 @@ def test_views_are_described_at_their_own_address() -> None:
     assert device_operators(made) == {PHASE_TWO[SCATTER]}
 
 
-@pytest.mark.parametrize("lie", ("int64", "strided int32", "strided int64"), ids=lambda lie: lie.replace(" ", "-"))
-def test_indices_become_dense_int32(lie: str) -> None:
-    """Only int32, and dense: the rest is cast on the device."""
-    values = [4, -1, 9]
-    dtype = torch.int64 if lie.endswith("64") else torch.int32
-    index = slots(*values, dtype=dtype)
+def lying(values: list[int], lie: str) -> Tensor:
+    """An index tensor that is int64, strided or both."""
+    index = slots(*values, dtype=torch.int64 if lie.endswith("64") else torch.int32)
     if lie.startswith("strided"):
         index = torch.stack((index, index + 10**6), -1)[..., 0]
         assert index.stride() == (2,)
+    return index
+
+
+LIES = pytest.mark.parametrize(
+    "lie", ("int64", "strided int32", "strided int64"), ids=lambda lie: lie.replace(" ", "-")
+)
+
+
+def sent(described: Traced, dtype: torch.dtype, count: int) -> list[int]:
+    """The values of an index tensor as the kernel reads them."""
+    data = control.peek(int(described["data"], 16), dtype.itemsize * count)
+    return torch.frombuffer(bytearray(data), dtype=dtype).tolist()
+
+
+@LIES
+def test_slots_become_dense(lie: str) -> None:
+    """On the device; int32 before the kernels read int64 slots, and what they were from then on."""
+    values = [4, -1, 9]
+    index = lying(values, lie)
     call, made = traced(SCATTER, **norm(slot_mapping=index))
-    check(call["slot_mapping"], index, strides=(1,), dtype=torch.int32, same_memory=False)
-    assert len(device_operators(made)) > 1
-    sent = control.peek(int(call["slot_mapping"]["data"], 16), 12)
-    assert torch.frombuffer(bytearray(sent), dtype=torch.int32).tolist() == values
+    dtype = index.dtype if WIDE_SLOTS else torch.int32
+    same = lie == "int64" and WIDE_SLOTS
+    check(call["slot_mapping"], index, strides=(1,), dtype=dtype, same_memory=same)
+    assert (device_operators(made) == {PHASE_TWO[SCATTER]}) == same
+    assert sent(call["slot_mapping"], dtype, 3) == values
+
+
+@LIES
+def test_indices_of_compressed_modes_become_dense_int32(lie: str) -> None:
+    """Their kernels take every index for int32 words."""
+    values = {"slot_mapping": [12, 0, 8, 4], "compress_lens": [2, 1, 0, 2], "compress_seq_offsets": [1, -1, 1, 1]}
+    t = compressed("Rope") | {name: lying(v, lie) for name, v in values.items()}
+    call, _ = traced(SCATTER, **t)
+    for name, theirs in zip(values, ("slot_mapping", "compress_lens", "compress_seq_offset"), strict=True):
+        check(call[theirs], t[name], strides=(1,), dtype=torch.int32, same_memory=False)
+        assert sent(call[theirs], torch.int32, 4) == values[name]
 
 
 def test_indices_far_below_zero_stay_negative() -> None:
-    """The cast to int32 does not make a slot of what was to be skipped."""
+    """Neither a cast to int32 nor the kernel makes a slot of what was to be skipped."""
     index = slots(-(2**63), -(2**32), 6, dtype=torch.int64)
     call, _ = traced(SCATTER, **norm(slot_mapping=index))
-    sent = control.peek(int(call["slot_mapping"]["data"], 16), 12)
-    first, second, third = torch.frombuffer(bytearray(sent), dtype=torch.int32).tolist()
+    first, second, third = sent(call["slot_mapping"], torch.int64 if WIDE_SLOTS else torch.int32, 3)
     assert first < 0 and second < 0 and third == 6
 
 
@@ -263,24 +291,37 @@ def test_explicit_nct() -> None:
     assert device_operators(made) == {PHASE_TWO[SCATTER]}
 
 
-@pytest.mark.parametrize("rank", (4, 5))
-def test_nz(rank: int) -> None:
-    """Logical NZ caches are ordinary dense tensors with format ND, 4-D to every version; int8 beside float16."""
+def nz(rank: int) -> dict[str, Tensor]:
+    """int8 keys beside float16 values."""
     key_cache = noise(5, 2, 3, 7, 32, dtype=torch.int8).to(NPU)
     value_cache = noise(5, 2, 1, 7, 16).to(NPU)
-    t = {
+    return {
         "key": noise(3, 2, 96, dtype=torch.int8).to(NPU),
         "value": noise(4, 2, 16).to(NPU),
         "key_cache": key_cache if rank == 5 else key_cache.flatten(1, 2),
         "value_cache": value_cache if rank == 5 else value_cache.flatten(1, 2),
         "slot_mapping": slots(30, 0, 6),
     }
+
+
+@pytest.mark.parametrize("rank", (4, 5))
+def test_nz(rank: int) -> None:
+    """Logical NZ caches are ordinary dense tensors with format ND, 4-D to every version; int8 beside float16."""
+    t = nz(rank)
     call, made = traced(SCATTER, **t, cache_mode="PA_NZ")
     check(call["key"], t["key"])
     check(call["value"], t["value"][:3])
     check(call["key_cache"], t["key_cache"], shape=(5, 6, 7, 32), strides=dense(5, 6, 7, 32))
     check(call["value_cache"], t["value_cache"], shape=(5, 2, 7, 16), strides=dense(5, 2, 7, 16))
     assert (call["cache_mode"], call["scatter_mode"]) == ("PA_NZ", "None")
+    assert device_operators(made) == {PHASE_TWO[SCATTER]}
+
+
+def test_int64_slots_of_nz() -> None:
+    """Its kernels read them in every version, so that they go down as they are."""
+    t = nz(4) | {"slot_mapping": slots(30, -(2**63), 6, dtype=torch.int64)}
+    call, made = traced(SCATTER, **t, cache_mode="PA_NZ")
+    check(call["slot_mapping"], t["slot_mapping"])
     assert device_operators(made) == {PHASE_TWO[SCATTER]}
 
 
