@@ -51,6 +51,10 @@ void load_rows(const LoadArgs& args, const RowStarts& rows) {
   // What is read back goes on to be read.
   const PastCache past_cache((rows.back() - first_row) * row_bytes,
                              num_threads(), /*memory=*/0);
+  const int64_t together =
+      side_by_side(args.key.src, args.value.src, args.key.src_token_stride)
+          ? 1
+          : args.block_size;
   parallel_by_bytes(
       rows.back() - first_row, row_bytes, [&](int64_t begin, int64_t end) {
         int64_t row = first_row + begin;
@@ -70,9 +74,13 @@ void load_rows(const LoadArgs& args, const RowStarts& rows) {
             const int64_t count =
                 std::min(args.block_size - position, sequence_end - row);
             const bool stream = past_cache.run_of(count * row_bytes / 2);
-            load_run(args.key, key_shape, row, block, position, count, stream);
-            load_run(args.value, value_shape, row, block, position, count,
-                     stream);
+            for (int64_t done = 0; done < count; done += together) {
+              const int64_t now = std::min(together, count - done);
+              load_run(args.key, key_shape, row + done, block, position + done,
+                       now, stream);
+              load_run(args.value, value_shape, row + done, block,
+                       position + done, now, stream);
+            }
             row += count;
           }
           ++b;

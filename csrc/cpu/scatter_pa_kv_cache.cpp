@@ -129,6 +129,9 @@ void scatter_range(const ScatterArgs& args, const RowShape& key_row,
   const auto* slots = static_cast<const Index*>(args.slot_mapping.data);
   const int64_t slot_stride = args.slot_mapping.stride_row;
   const CopyKernels& kernels = copy_kernels();
+  const bool alone =
+      args.has_value &&
+      side_by_side(args.key.dst, args.value.dst, args.key.dst_token_stride);
   for (int64_t i = begin; i < end;) {
     const int64_t slot = slots[i * slot_stride];
     if (slot < 0) {
@@ -136,7 +139,7 @@ void scatter_range(const ScatterArgs& args, const RowShape& key_row,
       continue;
     }
     const int64_t most =
-        std::min(end - i, args.block_size - slot % args.block_size);
+        alone ? 1 : std::min(end - i, args.block_size - slot % args.block_size);
     int64_t count = 1;
     while (count < most && slots[(i + count) * slot_stride] == slot + count) {
       ++count;
