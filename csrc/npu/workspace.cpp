@@ -36,7 +36,9 @@ at::Tensor workspace_on_queue(uint64_t size, void* stream) {
 }
 
 void* data_of(const at::Tensor& workspace) {
-  return workspace.defined() ? workspace.data_ptr() : nullptr;
+  // torch_npu's workspace tensors have memory and no elements, and data_ptr()
+  // of such a tensor is null.
+  return workspace.defined() ? workspace.storage().mutable_data() : nullptr;
 }
 
 }  // namespace pacache::npu

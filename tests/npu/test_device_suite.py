@@ -96,7 +96,11 @@ RUNS = {
     ),
     # Both phases on the queue's thread; all on the caller's thread, with a CANN that has the older executor cache only.
     "9.1.0 A3 lazy, task queue 2": Run(
-        {"version": "9.1.0", "soc": "A3", "lazy": True}, {"TASK_QUEUE_ENABLE": "2"}, (PARITY,), BRIEF, 18
+        {"version": "9.1.0", "soc": "A3", "lazy": True},
+        {"TASK_QUEUE_ENABLE": "2", "PACACHE_LOAD_BACKEND": "aclnn"},  # which needs a workspace
+        (PARITY,),
+        BRIEF,
+        18,
     ),
     "8.5.0 A2, no task queue, cache by hash": Run(
         {"version": "8.5.0", "soc": "A2", "hide": ("PTAFindExecCache", "SetPTACacheHashKey")},
@@ -105,8 +109,13 @@ RUNS = {
         BRIEF,
         18,
     ),
+    # And with an ATB that wants a workspace.
     "9.0.0 A3, no executor cache": Run(
-        {"version": "9.0.0", "soc": "A3"}, {"PACACHE_EXECUTOR_CACHE": "0"}, (PARITY,), BRIEF, 18
+        {"version": "9.0.0", "soc": "A3"},
+        {"PACACHE_EXECUTOR_CACHE": "0", "CANN_SIM_ATB_WORKSPACE": "5000"},
+        (PARITY,),
+        BRIEF,
+        18,
     ),
     # Long lives of a cache.
     "9.1.0 A3 lazy, lives": Run({"version": "9.1.0", "soc": "A3", "lazy": True}, {}, LIVES, at_least=8),

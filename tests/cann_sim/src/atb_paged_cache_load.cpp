@@ -243,6 +243,7 @@ CANN_SIM_EXPORT int AtbPagedCacheLoadGetWorkspaceSize(
   record_hazards(p, nz);
   operation->tensors.assign(p.t, p.t + p.count);
   operation->context = context;
+  operation->workspace_bytes = settings().atb_workspace_bytes;
   operation->ready = true;
   if (!workspace_bytes) {
     violation("null_dereference", kSetup, "workspaceSize is null");

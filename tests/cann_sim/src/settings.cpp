@@ -43,6 +43,7 @@ Settings* read_environment() {
   s->phase1_us = number("CANN_SIM_PHASE1_US", 0);
   s->phase2_us = number("CANN_SIM_PHASE2_US", 0);
   s->memory_bytes = number("CANN_SIM_MEMORY_MB", 64 << 10) << 20;
+  s->atb_workspace_bytes = number("CANN_SIM_ATB_WORKSPACE", 0);
   const char* wanted = text("CANN_SIM_VERSION", "9.1.0");
   bool known = false;
   for (const NamedVersion& v : kVersions) {

@@ -25,6 +25,7 @@ struct Settings {
   std::atomic<int64_t> phase1_us{0};
   std::atomic<int64_t> phase2_us{0};
   std::atomic<int64_t> memory_bytes{int64_t{64} << 30};
+  std::atomic<int64_t> atb_workspace_bytes{0};
 };
 
 Settings& settings();
