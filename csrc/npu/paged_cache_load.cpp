@@ -13,7 +13,9 @@
 
 #include <array>
 #include <cstdlib>
+#include <mutex>
 #include <string_view>
+#include <vector>
 
 #include "aclnn_call.h"
 #include "atb_context.h"
@@ -44,18 +46,31 @@ struct DeviceTensors {
   at::Tensor seq_starts;  // undefined for none
 };
 
-// At least `batch` zeros, made once per device and stream and grown when
-// needed; during a capture they come from the graph's pool. To be held until
-// the call is queued.
+// At least `batch` zeros, to be held until the call is queued. Made once per
+// device and stream, and grown when needed; those of a capture that finds none
+// come from the graph's pool. Nobody writes to them and none are freed, so that
+// graphs may go on reading them, and no call has to ask CANN whether it is
+// being captured.
 at::Tensor zero_starts(int64_t batch, const at::Device& device, void* stream) {
+  static auto* all = new StreamMemory;
+  at::Tensor kept = all->find(device, stream, batch);
+  if (kept.defined()) {
+    return kept;
+  }
   const auto options = at::TensorOptions().dtype(at::kInt).device(device);
   if (is_capturing(stream)) {
     return at::zeros({batch}, options);
   }
-  static auto* kept = new StreamMemory;
-  return kept->get(device, stream, batch, [&] {
-    return at::zeros({std::max<int64_t>(batch, 256)}, options);
-  });
+  int64_t size = 256;  // doubled, for what is never freed to stay small
+  while (size < batch) {
+    size *= 2;
+  }
+  kept = at::zeros({size}, options);
+  static auto* outgrown = new std::vector<at::Tensor>;
+  static auto* mutex = new std::mutex;
+  const std::lock_guard<std::mutex> lock(*mutex);
+  outgrown->push_back(all->keep(device, stream, kept));
+  return kept;
 }
 
 // One ATB call as it travels to the queue's thread.

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/util/FunctionRef.h>
 
 #include <map>
 #include <mutex>
@@ -17,28 +16,24 @@ namespace pacache::npu {
 // never destroyed: at the end of the process the allocator may be gone.
 class StreamMemory {
  public:
-  // The stream's tensor if it has as many elements, else a new one from
-  // `make`, which is kept from then on. Nothing is locked while that runs.
-  at::Tensor get(const c10::Device& device, void* stream, int64_t elements,
-                 c10::function_ref<at::Tensor()> make) {
-    const std::pair<int, void*> place{device.index(), stream};
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      const auto found = kept_.find(place);
-      if (found != kept_.end() && found->second.numel() >= elements) {
-        return found->second;
-      }
-    }
-    at::Tensor made = make();
-    at::Tensor replaced;  // freed when the lock is open
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      at::Tensor& kept = kept_[place];
-      if (!kept.defined() || kept.numel() < made.numel()) {
-        replaced = std::exchange(kept, made);
-      }
-    }
-    return made;
+  // The stream's tensor if it has as many elements, else undefined.
+  at::Tensor find(const c10::Device& device, void* stream, int64_t elements) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = kept_.find({device.index(), stream});
+    return found != kept_.end() && found->second.numel() >= elements
+               ? found->second
+               : at::Tensor();
+  }
+
+  // From now on this is the stream's, unless it has a greater one. Gives what
+  // it replaces, if anything.
+  at::Tensor keep(const c10::Device& device, void* stream,
+                  const at::Tensor& made) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    at::Tensor& kept = kept_[{device.index(), stream}];
+    return !kept.defined() || kept.numel() < made.numel()
+               ? std::exchange(kept, made)
+               : at::Tensor();
   }
 
  private:

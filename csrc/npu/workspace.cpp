@@ -25,9 +25,13 @@ at::Tensor workspace(uint64_t size, const at::Device& device, void* stream) {
     // pool belongs to the graph.
     return allocate(size, device);
   }
-  static auto* kept = new StreamMemory;
-  return kept->get(device, stream, static_cast<int64_t>(size),
-                   [&] { return allocate(size, device); });
+  static auto* all = new StreamMemory;
+  at::Tensor kept = all->find(device, stream, static_cast<int64_t>(size));
+  if (!kept.defined()) {
+    kept = allocate(size, device);
+    all->keep(device, stream, kept);
+  }
+  return kept;
 }
 
 at::Tensor workspace_on_queue(uint64_t size, void* stream) {

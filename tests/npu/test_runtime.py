@@ -799,6 +799,39 @@ case({"TASK_QUEUE_ENABLE": "1"}, suffix="-1")(captured)
 case({"TASK_QUEUE_ENABLE": "1", "PACACHE_LOAD_BACKEND": "aclnn"}, suffix="-sibling")(captured)
 
 
+@case({"TASK_QUEUE_ENABLE": "1"})
+def captured_before_more_sequences_came() -> None:
+    """A graph goes on reading the zeros that stand for seq_starts, though a larger batch has been given others."""
+    import torch
+
+    cache = torch.arange(7 * 3 * 16, dtype=torch.float16).view(7, 3, 1, 16).npu()
+
+    def batch_of(size: int) -> tuple[torch.Tensor, ...]:
+        tables, lens = torch.full((size, 1), 5, dtype=torch.int32), torch.ones(size, dtype=torch.int32)
+        outputs = (torch.zeros(size, 1, 16, dtype=torch.float16, device="npu:0") for _ in range(2))
+        return cache, cache, tables.npu(), lens.npu(), *outputs
+
+    few, many = batch_of(3), batch_of(300)
+    torch.npu.synchronize()
+    stream, graph = torch.npu.Stream(), torch.npu.NPUGraph()
+    with torch.npu.stream(stream):
+        torch.ops.pacache.paged_cache_load(*few)
+    torch.npu.synchronize()
+    with torch.npu.graph(graph, stream=stream):
+        torch.ops.pacache.paged_cache_load(*few)
+    with torch.npu.stream(stream):
+        torch.ops.pacache.paged_cache_load(*many)
+        torch.npu.synchronize()
+        taken = [torch.full((256,), 3, dtype=torch.int32, device="npu:0") for _ in range(100)]  # what would be free
+    few[4].zero_()
+    torch.npu.synchronize()
+    graph.replay()
+    torch.npu.synchronize()
+    for batch in few, many:
+        assert torch.equal(batch[4].cpu(), cache[5, 0].cpu().expand(batch[4].shape))
+    assert len(taken) == 100
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 
 
