@@ -105,6 +105,8 @@ BREAKAGES = (
              "args.block_size - position"),
     Breakage("a share of the rows begins in the next sequence", LOAD, "rows.end(), row) - rows.begin() - 1;",
              "rows.end(), row) - rows.begin() - (row == first_row);"),
+    Breakage("value beside the key of the run's first token", LOAD,
+             "position + done, now, stream);", "position, now, stream);"),
     # Moving bytes
     Breakage("last NZ unit of a head not written", SCATTER, "plane.head_bytes / plane.unit_bytes;",
              "plane.head_bytes / plane.unit_bytes - (plane.head_bytes > plane.unit_bytes);"),

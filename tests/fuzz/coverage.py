@@ -29,7 +29,7 @@ LEAST = 95.0
 FLAGS = ("-O1", "-g", "-fprofile-instr-generate", "-fcoverage-mapping")
 TESTS = (
     *("test_vectors.py", "test_bad_arguments.py", "test_behaviours.py", "test_memory_rules.py", "test_parity.py"),
-    *("test_random_calls.py", "test_cpu_kernels.py", "test_processes.py", "test_import.py"),
+    *("test_random_calls.py", "test_cpu_kernels.py", "test_processes.py"),
 )
 
 
