@@ -223,7 +223,7 @@ void check_packed_inputs(const ScatterInputs& in, ScatterArgs& args) {
   check_shape(kOp, {"seq_lens", get(in.seq_lens)}, 1, {},
               [] { return "[batch]"; });
   args.batch = get(in.seq_lens)->size(0);
-  const int64_t num_tasks = args.batch * args.num_heads;
+  const int64_t num_tasks = bounded_product(args.batch, args.num_heads);
   for (const NamedTensor t :
        {NamedTensor{"slot_mapping", &in.slot_mapping},
         NamedTensor{"compress_lens", get(in.compress_lens)}}) {
@@ -235,7 +235,7 @@ void check_packed_inputs(const ScatterInputs& in, ScatterArgs& args) {
 
 void check_window_offsets(const ScatterInputs& in, const ScatterArgs& args) {
   if (const at::Tensor* t = get(in.compress_seq_offsets)) {
-    const int64_t num_tasks = args.batch * args.num_heads;
+    const int64_t num_tasks = bounded_product(args.batch, args.num_heads);
     check_shape(kOp, {"compress_seq_offsets", t}, 1, {{0, num_tasks}}, [&] {
       return "[batch * num_heads] = " + bracketed({num_tasks});
     });

@@ -3,6 +3,8 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/ScalarType.h>
 
+#include <algorithm>
+
 namespace pacache {
 namespace {
 
@@ -51,6 +53,18 @@ bool is_copy_dtype(at::ScalarType dtype) {
   }
 }
 
+bool sizes_can_be_multiplied(const at::Tensor& t) {
+  constexpr int64_t kLimit = int64_t{1} << 62;
+  int64_t bytes = t.element_size();
+  for (const int64_t size : t.sizes()) {
+    if (__builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes) ||
+        bytes >= kLimit) {
+      return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 std::string dtype_name(at::ScalarType dtype) {
@@ -74,6 +88,10 @@ void check_tensors(const char* op, std::initializer_list<NamedTensor> tensors) {
                 " must not require grad while grad mode is on (the op has no "
                 "backward; use torch.no_grad() or detach()), got "
                 "requires_grad=True");
+    TORCH_CHECK_VALUE(sizes_can_be_multiplied(*t), op, ": ", name,
+                      " must have sizes, each taken as 1 at least, of less "
+                      "than 2^62 bytes, got ",
+                      t->sizes());
   }
 }
 

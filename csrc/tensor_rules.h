@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <initializer_list>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -47,7 +48,10 @@ inline int64_t byte_stride(const at::Tensor& t, int64_t dim) {
                                           : 0;
 }
 
-// All strided, on the first tensor's device, none asking for a gradient.
+// All strided, on the first tensor's device, none asking for a gradient; and of
+// sizes, each taken as 1 at least, that make less than 2^62 bytes: sizes of one
+// tensor can be multiplied from then on. (Torch sees to that itself, but for
+// expanded tensors and those without elements.)
 void check_tensors(const char* op, std::initializer_list<NamedTensor> tensors);
 
 void check_copy_dtype(const char* op, NamedTensor t);
@@ -55,6 +59,14 @@ void check_same_dtype(const char* op, NamedTensor t, NamedTensor as,
                       const char* why = "");
 void check_index_dtype(const char* op, NamedTensor t);
 void check_dense_last_dim(const char* op, NamedTensor t);
+
+// a * b of sizes of different tensors, or a number that no size reaches.
+inline int64_t bounded_product(int64_t a, int64_t b) {
+  int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product)
+             ? std::numeric_limits<int64_t>::max()
+             : product;
+}
 
 bool has_shape(const at::Tensor& t, int64_t rank,
                std::initializer_list<std::pair<int64_t, int64_t>> dims);

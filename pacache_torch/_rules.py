@@ -7,6 +7,7 @@ values (slots, ids, lengths) need real tensors and stand in :mod:`pacache_torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NoReturn
@@ -131,6 +132,11 @@ def check_tensors(op: str, tensors: Sequence[tuple[str, Tensor | None]]) -> None
                 "must not require grad while grad mode is on (the op has no backward; "
                 "use torch.no_grad() or detach()), got requires_grad=True",
             )
+        # For sizes that are known: a graph of dynamic sizes learns of such at its calls.
+        sizes = [max(size, 1) for size in t.shape if type(size) is int]
+        if math.prod(sizes) * t.dtype.itemsize >= 2**62:
+            text = f"must have sizes, each taken as 1 at least, of less than 2^62 bytes, got {list(t.shape)}"
+            fail(ValueError, op, name, text)
 
 
 def _check_copy_dtype(op: str, name: str, t: Tensor) -> None:

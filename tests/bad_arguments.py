@@ -341,6 +341,13 @@ def _tensor_rows(base: str) -> None:
                 n: torch.empty(a[n].shape, dtype=a[n].dtype, device=b.device, layout=torch.sparse_coo)
             },
         )
+        _row(
+            base,
+            f"{name} of absurd sizes",
+            ValueError,
+            f"{name} must have sizes, each taken as 1 at least, of less than 2^62 bytes, got [0, {_HUGE}, 4]",
+            lambda b, a, n=name: {n: a[n].as_strided((0, _HUGE, 4), (0, 0, 0))},
+        )
         if name != lead:
             _row(
                 base,
