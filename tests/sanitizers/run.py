@@ -45,8 +45,14 @@ OPTIMIZED = ("-O1", "-g", "-fno-omit-frame-pointer")
 SOON_BUILT = ("-O0", "-g1")  # for the gate: most of its time would be the compiler's
 EVERY = 6  # of the corpus' calls, for the gate
 THREAD = "-fsanitize=thread"
-# No finding could come of these: they compile the package anew, without a sanitizer, or only read files.
-WITHOUT = ("test_packaging.py", "test_benchmarks.py", "test_readme.py")
+# No finding could come of the first two: they compile the package anew, without a sanitizer, or only read files. The
+# others measure or limit the memory of a process, of which AddressSanitizer itself takes most.
+WITHOUT = (
+    "test_packaging.py",
+    "test_benchmarks.py",
+    "test_memory_use.py",
+    "test_processes.py::test_process[without_new_threads]",
+)
 QUICK = (
     "test_vectors.py",
     "test_bad_arguments.py::test_refused_and_nothing_written",
@@ -151,7 +157,7 @@ def cpu(quick: bool) -> str:
     if quick:
         arguments = [f"tests/{name}" for name in QUICK]
     else:
-        arguments = ["tests", "--ignore=tests/npu", *(f"--ignore=tests/{name}" for name in WITHOUT)]
+        arguments = ["tests", "--ignore=tests/npu", *(f"--deselect=tests/{name}" for name in WITHOUT)]
     return f"{_pytest(tree, tree, arguments, _address_environment(tree))} CPU tests"
 
 
