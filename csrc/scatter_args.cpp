@@ -311,7 +311,11 @@ ScatterPlane make_plane(ScatterKind kind, const at::Tensor& source,
   const int64_t itemsize = source.element_size();
   const int64_t rank = source.dim();
   ScatterPlane plane;
-  plane.src = static_cast<const char*>(source.const_data_ptr());
+  // Nct's source has not been found to lie within its storage, which may be
+  // nothing: no address is formed then.
+  plane.src = source.storage().data() == nullptr
+                  ? nullptr
+                  : static_cast<const char*>(source.const_data_ptr());
   plane.dst = static_cast<char*>(cache.mutable_data_ptr());
   plane.dtype = source.scalar_type();
   plane.head_size = source.size(-1);
