@@ -56,6 +56,9 @@ bool is_copy_dtype(at::ScalarType dtype) {
 bool sizes_can_be_multiplied(const at::Tensor& t) {
   constexpr int64_t kLimit = int64_t{1} << 62;
   int64_t bytes = t.element_size();
+  if (t.numel() > 0) {
+    return t.numel() < kLimit / bytes;  // torch has multiplied them
+  }
   for (const int64_t size : t.sizes()) {
     if (__builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes) ||
         bytes >= kLimit) {

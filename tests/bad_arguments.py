@@ -952,6 +952,15 @@ _row(
     lambda b, a: {"key": shrunk(a["key"], 100)},
     needs="memory",
 )
+_row(
+    "nct",
+    "key with nothing left of its storage",
+    ValueError,
+    "strides must keep key within the -3 elements of its storage from its data pointer, got stride 23 and offset 2 "
+    "for 5 tokens of 21 elements",
+    lambda b, a: {"key": shrunk(a["key"], 0)},
+    needs="memory",
+)
 
 # Memory: what is written shares no byte with anything else ------------------------------------------------------------
 

@@ -54,7 +54,6 @@ PARALLEL = "csrc/cpu/parallel.h"
 MEAN = "csrc/cpu/window_mean.cpp"
 LOOPS = "csrc/cpu/copy_loops.inc"
 AVX512 = "csrc/cpu/copy_avx512.cpp"  # breakages of it are noticed where the processor has it
-MEAN = "csrc/cpu/window_mean.cpp"
 SCATTER_ARGS = "csrc/scatter_args.cpp"
 LOAD_ARGS = "csrc/load_args.cpp"
 MEMORY = "csrc/memory_rules.cpp"
@@ -185,6 +184,10 @@ BREAKAGES = (
     Breakage("heads taken for tokens in BHNC", "csrc/packed_layout.cpp", "4, -1, 0, 2, 1}", "4, -1, 0, 1, 2}"),
     Breakage("halves over each other accepted", "csrc/packed_layout.cpp", "!regions_overlap(region(0, cache.key_size),",
              "true || !regions_overlap(region(0, cache.key_size),"),
+    Breakage("sizes that no number holds accepted", "csrc/tensor_rules.cpp", "bytes >= kLimit) {\n      return false;",
+             "bytes >= kLimit) {\n      return true;"),
+    Breakage("windows counted in 64 bits", SCATTER_ARGS, "bounded_product(args.batch, args.num_heads)",
+             "args.batch * args.num_heads"),
     Breakage("last dimension may be strided", "csrc/tensor_rules.cpp",
              "t.tensor->size(-1) <= 1 || t.tensor->stride(-1) == 1", "t.tensor->size(-1) >= 0"),
     Breakage("gradients are lost silently", "csrc/tensor_rules.cpp",

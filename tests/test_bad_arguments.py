@@ -131,6 +131,22 @@ def test_the_calls_that_are_spoiled_are_valid(name: str) -> None:
         operator(op)(**build(Build("cpu")))
 
 
+@pytest.mark.parametrize("backend", ("cpu", "reference"))
+def test_as_many_windows_as_no_number_holds(backend: str) -> None:
+    """2**32 sequences of 2**32 heads are 2**64 windows, which in 64 bits would be none."""
+    heads = 2**32
+    arguments = BASES["rope"][1](Build("cpu")) | {
+        "key": torch.empty(1, dtype=torch.float16).as_strided((0, heads, 4), (0, 0, 1)),
+        "value": torch.empty(1, dtype=torch.float16).as_strided((0, heads, 4), (0, 0, 1)),
+        "seq_lens": torch.zeros(1, dtype=torch.int32).expand(2**32),
+        "slot_mapping": torch.empty(0, dtype=torch.int32),
+    }
+    before = contents(arguments)
+    with pytest.raises(ValueError, match=r"^scatter_pa_kv_cache: slot_mapping must be \[batch \* num_heads\] = "):
+        executor(backend, "scatter_pa_kv_cache")(**arguments)
+    assert contents(arguments) == before
+
+
 # The table ------------------------------------------------------------------------------------------------------------
 
 

@@ -88,6 +88,7 @@ void AclnnCall::make_handles() {
 }
 
 void AclnnCall::release() {
+  executor_.reset();
   tensor_handles_.clear();
   array_handles_.clear();
 }
@@ -181,14 +182,11 @@ void AclnnCall::run(std::shared_ptr<AclnnCall> call, const c10::Device& device,
     enqueue(op, function, device,
             [call = std::move(call), device, stream, phase_one]() -> int {
               const c10::DeviceGuard guard(device);
-              auto done = c10::make_scope_exit([&] {
-                call->executor_.reset();
-                call->release();
-              });
+              // Also if there is no second phase.
+              const auto done = c10::make_scope_exit([&] { call->release(); });
               call->prepare(device, stream, phase_one);
               const at::Tensor held =
                   workspace_on_queue(call->workspace_size_, stream);
-              done.release();
               return call->launch(data_of(held), stream);
             });
     return;

@@ -79,9 +79,10 @@ struct AtbCall {
   std::array<TensorDescriptor, 7> tensors;
   int8_t kv_cache_cfg = 0;
   bool is_cumsum = false;
-  bool has_starts = false;
   c10::Device device{c10::DeviceType::PrivateUse1};
   void* stream = nullptr;
+
+  bool has_starts() const { return tensors[6].present; }
 
   std::string describe() const {
     static constexpr const char* kNames[] = {
@@ -97,7 +98,7 @@ struct AtbCall {
     }
     return c10::str(text, ", kvCacheCfg ", static_cast<int>(kv_cache_cfg),
                     ", isSeqLensCumsumType ", is_cumsum, ", hasSeqStarts ",
-                    has_starts);
+                    has_starts());
   }
 };
 
@@ -119,10 +120,10 @@ void run_atb(const AtbCall& call) {
   atb::Operation** operation =
       atb_operation(call.device.index(), call.kv_cache_cfg, call.is_cumsum);
   uint64_t workspace_size = 0;
-  status = atb.phase_one(handles[0].get(), handles[1].get(), handles[2].get(),
-                         handles[3].get(), handles[4].get(), handles[5].get(),
-                         handles[6].get(), call.kv_cache_cfg, call.is_cumsum,
-                         call.has_starts, &workspace_size, operation, context);
+  status = atb.phase_one(
+      handles[0].get(), handles[1].get(), handles[2].get(), handles[3].get(),
+      handles[4].get(), handles[5].get(), handles[6].get(), call.kv_cache_cfg,
+      call.is_cumsum, call.has_starts(), &workspace_size, operation, context);
   if (status != 0) {
     drop_operation(operation);
     throw_atb(call.op, "AtbPagedCacheLoadGetWorkspaceSize", status,
@@ -165,7 +166,6 @@ void load_with_atb(const LoadArgs& args, const DeviceTensors& tensors) {
     call->tensors[6] =
         dense_descriptor(zeros.data_ptr(), at::kInt, {args.batch});
   }
-  call->has_starts = call->tensors[6].present;
   static const std::string function = "AtbPagedCacheLoad";
   enqueue(call->op, function, call->device, [call]() -> int {
     run_atb(*call);
@@ -190,12 +190,12 @@ const AclnnFunctions& sibling_functions(const char* op) {
 
 int sibling_phase_one(const AclnnCall& c, uint64_t* workspace_size,
                       aclOpExecutor** executor) {
-  const auto phase_one =
+  const auto call =
       reinterpret_cast<SiblingPhaseOne>(sibling_functions(kOp).phase_one);
-  return phase_one(c.tensor_handle(0), c.tensor_handle(1), c.tensor_handle(2),
-                   c.tensor_handle(3), c.tensor_handle(4), c.tensor_handle(5),
-                   c.tensor_handle(6), c.text_value(0), c.number_value(0) != 0,
-                   workspace_size, executor);
+  return call(c.tensor_handle(0), c.tensor_handle(1), c.tensor_handle(2),
+              c.tensor_handle(3), c.tensor_handle(4), c.tensor_handle(5),
+              c.tensor_handle(6), c.text_value(0), c.number_value(0) != 0,
+              workspace_size, executor);
 }
 
 void load_with_sibling(const LoadArgs& args, const DeviceTensors& tensors) {

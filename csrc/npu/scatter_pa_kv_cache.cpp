@@ -46,12 +46,12 @@ const AclnnFunctions& functions(const char* op) {
 
 int phase_one(const AclnnCall& c, uint64_t* workspace_size,
               aclOpExecutor** executor) {
-  const auto phase_one = reinterpret_cast<PhaseOne>(functions(kOp).phase_one);
-  return phase_one(c.tensor_handle(0), c.tensor_handle(1), c.tensor_handle(2),
-                   c.tensor_handle(3), c.tensor_handle(4), c.tensor_handle(5),
-                   c.tensor_handle(6), c.tensor_handle(7), c.text_value(0),
-                   c.text_value(1), c.array_handle(0), c.array_handle(1),
-                   workspace_size, executor);
+  const auto call = reinterpret_cast<PhaseOne>(functions(kOp).phase_one);
+  return call(c.tensor_handle(0), c.tensor_handle(1), c.tensor_handle(2),
+              c.tensor_handle(3), c.tensor_handle(4), c.tensor_handle(5),
+              c.tensor_handle(6), c.tensor_handle(7), c.text_value(0),
+              c.text_value(1), c.array_handle(0), c.array_handle(1),
+              workspace_size, executor);
 }
 
 // Key or value as the device gets it. The tensor keeps a dense copy alive

@@ -829,7 +829,7 @@ def captured_before_more_sequences_came() -> None:
     torch.npu.synchronize()
     for batch in few, many:
         assert torch.equal(batch[4].cpu(), cache[5, 0].cpu().expand(batch[4].shape))
-    assert len(taken) == 100
+    assert bool((torch.stack(taken) == 3).all())
 
 
 # ---------------------------------------------------------------------------------------------------------------------
