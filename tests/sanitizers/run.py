@@ -119,7 +119,8 @@ def _address_environment(tree: Path) -> dict[str, str]:
     reports = f"log_path={REPORTS / 'finding'}:abort_on_error=1"  # not in what pytest holds back
     # libstdc++ with it: ASan looks for __cxa_throw when it starts, long before Python loads a library of C++.
     preloaded = [_library(name) for name in ("libasan.so", "libubsan.so", "libstdc++.so")]
-    return os.environ | {
+    inherited = {name: value for name, value in os.environ.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"}
+    return inherited | {
         "LD_PRELOAD": " ".join(preloaded),
         "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=1:allocator_may_return_null=1:" + reports,
         "UBSAN_OPTIONS": f"print_stacktrace=1:halt_on_error=1:{reports}",
