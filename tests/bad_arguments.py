@@ -943,24 +943,16 @@ for _at, _strides, _offsets in (
         strides=_strides,
         offsets=_offsets,
     )
-_row(
-    "nct",
-    "key with 100 elements left of its storage",
-    ValueError,
-    "strides must keep key within the 97 elements of its storage from its data pointer, got stride 23 and offset 2 "
-    "for 5 tokens of 21 elements",
-    lambda b, a: {"key": shrunk(a["key"], 100)},
-    needs="memory",
-)
-_row(
-    "nct",
-    "key with nothing left of its storage",
-    ValueError,
-    "strides must keep key within the -3 elements of its storage from its data pointer, got stride 23 and offset 2 "
-    "for 5 tokens of 21 elements",
-    lambda b, a: {"key": shrunk(a["key"], 0)},
-    needs="memory",
-)
+for _left in (100, 0):  # of which the key's own offset takes 3
+    _row(
+        "nct",
+        f"key with {_left} elements left of its storage",
+        ValueError,
+        f"strides must keep key within the {_left - 3} elements of its storage from its data pointer, got stride 23 "
+        "and offset 2 for 5 tokens of 21 elements",
+        lambda b, a, left=_left: {"key": shrunk(a["key"], left)},
+        needs="memory",
+    )
 
 # Memory: what is written shares no byte with anything else ------------------------------------------------------------
 

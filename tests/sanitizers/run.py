@@ -120,6 +120,7 @@ def _address_environment(tree: Path) -> dict[str, str]:
     reports = f"log_path={REPORTS / 'finding'}:abort_on_error=1"  # not in what pytest holds back
     # libstdc++ with it: ASan looks for __cxa_throw when it starts, long before Python loads a library of C++.
     preloaded = [_library(name) for name in ("libasan.so", "libubsan.so", "libstdc++.so")]
+    # Not what this file sets for itself: processes of the NPU tests load torch_npu with torch, as a user's do.
     inherited = {name: value for name, value in os.environ.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"}
     return inherited | {
         "LD_PRELOAD": " ".join(preloaded),
